@@ -1,0 +1,231 @@
+"""The kernel contract: what no trace can know of a kernel, as one frozen value.
+
+A kernel is a `Kernel`: how to build its call, its tunables, its FLOP count.
+Grid, windows, VMEM, traffic, executed FLOPs and how often each named scope runs
+are read from the traced call (`pallas_call.py`), for anybody's kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from autotune import device as devices
+from autotune.candidate import Config, Scalar
+from autotune.device import Device
+from autotune.errors import InputError, UnknownNameError
+from autotune.problem import MAX_AXIS, Problem
+
+Call = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tunable:
+    """One tunable of a kernel on a problem.
+
+    Attributes:
+      values: what is searched when the config does not say, in ascending order.
+      check: why a value the user asks for is illegal, as "a multiple of 128" (what is
+        allowed), or None when it is legal.
+    """
+
+    values: tuple[Scalar, ...]
+    check: Callable[[Scalar], str | None] = lambda value: None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One option of a kernel: its default, and a check that says what is allowed.
+
+    `parse` returns the normalised JSON value or raises ValueError(what is allowed).
+    """
+
+    default: Any = None
+    parse: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A tunable kernel.
+
+    Attributes:
+      name: registry name.
+      axes: shape entries a problem must have, in documentation order.
+      build: `(problem, config) -> (fn, args)`: `fn(*args)` holds the `pallas_call`; `args`
+        are `jax.ShapeDtypeStruct` at the problem's true size. Raises ValueError for a config it
+        cannot run.
+      tunables: `(problem, device) -> {name: Tunable}`.
+      flops: `problem -> int`: FLOPs of the mathematical definition, unmasked pairs only.
+      flop_convention: that count in words, printed with every table.
+      axis_defaults: axes that may be left out, with their size.
+      options: option name -> Option.
+      dtypes: operand dtypes the kernel is written for.
+      check: `problem -> None`, raises InputError(path=…) for an impossible problem.
+      illegal: `(problem, config, device) -> reason | None` for rules over several tunables.
+      canonical: `(problem, config) -> config`: the configuration that really runs (blocks
+        clamped to the axis, nulls resolved), so that equal runs are one candidate.
+      default: `(problem, device) -> config` users have today without tuning.
+      inputs: `(problem, jax.random key) -> arrays`; standard normals where None.
+      reference: `(problem, *arrays) -> output(s)` in float64 NumPy or jnp.
+      scope_counts: `(problem, config) -> {scope: executions}` where it depends on run-time data.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    build: Callable[[Problem, Config], Call]
+    tunables: Callable[[Problem, Device], Mapping[str, Tunable]]
+    flops: Callable[[Problem], int]
+    flop_convention: str = "stated by the kernel"
+    axis_defaults: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    check: Callable[[Problem], None] = lambda problem: None
+    illegal: Callable[[Problem, Config, Device], str | None] = lambda problem, config, device: None
+    canonical: Callable[[Problem, Config], Config] = lambda problem, config: config
+    default: Callable[[Problem, Device], Config] | None = None
+    inputs: Callable[..., tuple[Any, ...]] | None = None
+    reference: Callable[..., Any] | None = None
+    scope_counts: Callable[[Problem, Config], Mapping[str, int]] | None = None
+
+
+def make_problem(
+    kernel: Kernel,
+    *,
+    device: str,
+    shape: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    dtype: str = "bfloat16",
+    name: str | None = None,
+) -> Problem:
+    """The checked problem, options filled in with the kernel's defaults.
+
+    Raises:
+      InputError: with `path` naming the entry, for anything a kernel cannot run: a missing,
+        unknown or impossible axis, an unknown option or option value, a dtype that the kernel or
+        the chip does not have.
+    """
+    given = dict(options or {})
+    full = {k: _parse_option(k, o, given) for k, o in kernel.options.items()}
+    for unknown in given.keys() - kernel.options.keys():
+        raise UnknownNameError(
+            f"option of {kernel.name}", unknown, kernel.options, path=("options", unknown)
+        )
+    problem = Problem(
+        kernel=kernel.name,
+        device=devices.get(device).name,
+        shape=_checked_shape(kernel, shape),
+        options=full,
+        dtype=_checked_dtype(kernel, devices.get(device), dtype),
+        name=name,
+        defaults=frozenset(k for k, o in kernel.options.items() if full[k] == o.default),
+    )
+    kernel.check(problem)
+    return problem
+
+
+def _parse_option(name: str, option: Option, given: Mapping[str, Any]) -> Any:
+    if name not in given:
+        return option.default
+    try:
+        return option.parse(given[name])
+    except ValueError as error:
+        raise InputError(
+            f"option {name}: {given[name]!r} is not allowed; {error}", path=("options", name)
+        ) from None
+
+
+def _checked_shape(kernel: Kernel, shape: Mapping[str, Any]) -> dict[str, int]:
+    for axis in shape:
+        if axis not in kernel.axes:
+            raise UnknownNameError(
+                f"shape entry of {kernel.name}", axis, kernel.axes, path=("shape", axis)
+            )
+    sizes: dict[str, int] = {}
+    for axis in kernel.axes:
+        size = shape.get(axis, kernel.axis_defaults.get(axis))
+        if size is None:
+            raise InputError(
+                f"shape of {kernel.name} lacks {axis!r} (needs {', '.join(kernel.axes)})",
+                path=("shape",),
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_AXIS:
+            raise InputError(
+                f"shape entry {axis}: {size!r} is not allowed; a whole number from 1 to 2^31",
+                path=("shape", axis),
+            )
+        sizes[axis] = size
+    return sizes
+
+
+def _checked_dtype(kernel: Kernel, device: Device, dtype: str) -> str:
+    allowed = [d for d in kernel.dtypes if d in device.matmul_dtypes]
+    if dtype not in kernel.dtypes:
+        raise InputError(
+            f"dtype {dtype!r} is not one {kernel.name} has; use {', '.join(allowed)}",
+            path=("dtype",),
+        )
+    if dtype not in device.matmul_dtypes:
+        raise InputError(
+            f"dtype {dtype!r} is not multiplied by {device.name}; use {', '.join(allowed)}",
+            path=("dtype",),
+        )
+    return dtype
+
+
+def flag(default: bool = False) -> Option:
+    """An option that is true or false."""
+
+    def parse(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError("true or false")
+        return value
+
+    return Option(default=default, parse=parse)
+
+
+def choice(default: str | None, *names: str) -> Option:
+    """An option that is one of `names`, or null where `default` is None."""
+
+    def parse(value: Any) -> str | None:
+        if value in names or (value is None and default is None):
+            return value  # type: ignore[no-any-return]
+        raise ValueError("one of " + ", ".join(names))
+
+    return Option(default=default, parse=parse)
+
+
+def number(*, positive: bool) -> Option:
+    """An option that is a finite number, or null for off. `positive`: zero is off, less an error."""
+
+    def parse(value: Any) -> float | None:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError("a finite number, or null")
+        if positive and value < 0:
+            raise ValueError("a positive number, or 0 or null for off")
+        return None if positive and value == 0 else float(value)
+
+    return Option(parse=parse)
+
+
+REGISTRY: dict[str, str] = {
+    "matmul": "autotune.kernels.matmul",
+    "flash_fwd": "autotune.kernels.flash_fwd",
+}
+
+
+def load(name: str) -> Kernel:
+    """The kernel called `name`: a built-in's module holds it as `KERNEL`.
+
+    Raises UnknownNameError listing the known ones.
+    """
+    if name not in REGISTRY:
+        raise UnknownNameError("kernel", name, REGISTRY, path=("kernel",))
+    kernel: Kernel = importlib.import_module(REGISTRY[name]).KERNEL
+    return kernel

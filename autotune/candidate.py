@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 Scalar = int | float | str | bool | None
 Config = Mapping[str, Scalar]
@@ -21,7 +21,7 @@ def _plain(name: str, value: object) -> Scalar:
         raise TypeError(f"config entry {name}={value!r} is not a scalar") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidate:
     """Tunable values in name order. Two candidates are equal when their `json` is.
 
@@ -30,7 +30,7 @@ class Candidate:
     """
 
     items: tuple[tuple[str, Scalar], ...]
-    is_default: bool = field(default=False, compare=False)
+    is_default: bool = False
 
     @classmethod
     def of(cls, config: Config, *, is_default: bool = False) -> Candidate:
@@ -46,3 +46,10 @@ class Candidate:
     def json(self) -> str:
         """Canonical JSON text: sorted keys; tells True from 1 and 128 from "128"."""
         return json.dumps(self.config, sort_keys=True)
+
+    def __eq__(self, other: object) -> bool:
+        # Python's True == 1 would make two candidates of one.
+        return self.json == other.json if isinstance(other, Candidate) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.json)

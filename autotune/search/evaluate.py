@@ -1,0 +1,162 @@
+"""Candidate and evidence in, leaderboard row out. No jax import."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from autotune import cost_model
+from autotune.candidate import Candidate
+from autotune.device import Device
+from autotune.leaderboard import Row, installed_versions
+from autotune.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.compiler.evidence import Compiled, Schedule
+    from autotune.pallas_call import PallasCall, Program
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A candidate after the model stage; `program` is None where tracing gave none."""
+
+    candidate: Candidate
+    row: Row
+    program: Program | None = None
+
+    @property
+    def survives(self) -> bool:
+        return self.row.status == "ok"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judge:
+    """Turns evidence on the candidates of one problem into rows.
+
+    Attributes:
+      flops: the problem's fixed FLOP count.
+      kernel_fingerprint: of the source the candidates are built from.
+    """
+
+    problem: Problem
+    device: Device
+    flops: int
+    kernel_fingerprint: str
+
+    def rejected(self, candidate: Candidate, status: str, reason: str) -> Judged:
+        """A candidate that ends before any model evidence: illegal, or failing to trace."""
+        return Judged(candidate=candidate, row=self._row(candidate, status, reason))
+
+    def modelled(self, candidate: Candidate, program: Program) -> Judged:
+        """Model evidence: VMEM fit, traffic, and roofline with a fixed overhead a step."""
+        reason = cost_model.rejection(program, self.device)
+        latency = cost_model.model_latency(program, self.device)
+        bills = [cost_model.vmem_bill(call, self.device).total for call in program.calls]
+        limits = [cost_model.vmem_limit_bytes(call, self.device) for call in program.calls]
+        row = replace(
+            self._row(candidate, "pruned" if reason else "ok", reason),
+            latency_model_ms=latency.total_s * 1e3,
+            executed_flops=sum(call.executed_flops for call in program.calls),
+            hbm_bytes=sum(call.hbm_bytes for call in program.calls),
+            dma_count=sum(call.dma_count for call in program.calls),
+            grid_steps=sum(call.grid_steps for call in program.calls),
+            vmem_model_bytes=max(bills, default=None),
+            vmem_limit_bytes=min(limits, default=None),
+            scopes=json.dumps(_executions(program.calls), sort_keys=True),
+        )
+        return Judged(candidate=candidate, row=self._rated(row), program=program)
+
+    def compiled(self, judged: Judged, compiled: Compiled) -> Row:
+        """`judged.row` with what the compiler said; its verdict replaces the model's."""
+        by_compiler = compiled.status in ("ok", "oom", "unsupported")
+        row = replace(
+            judged.row,
+            status=compiled.status,
+            reason=compiled.reason,
+            evidence="compiled" if by_compiler else judged.row.evidence,
+            compile_seconds=compiled.compile_seconds,
+        )
+        if compiled.status != "ok":
+            return self._rated(row)
+        assert judged.program is not None
+        calls, schedules = judged.program.calls, compiled.schedules
+        latency = cost_model.compiled_latency(judged.program, schedules, self.device)
+        uses = [use for s in schedules for use in s.scopes.values()]
+        row = replace(
+            row,
+            latency_compiled_ms=latency.total_s * 1e3,
+            cycles=latency.cycles,
+            bundles=sum(s.bundles for s in schedules),
+            spill_loads=sum(u.spill_loads for u in uses),
+            spill_stores=sum(u.spill_stores for u in uses),
+            vmem_compiled_bytes=max((s.vmem_bytes for s in schedules), default=None),
+            mxu_utilization=cost_model.mxu_utilization(judged.program, schedules, self.device),
+            scopes=json.dumps(_scopes(calls, schedules, self.device), sort_keys=True),
+        )
+        return self._rated(row)
+
+    def _row(self, candidate: Candidate, status: str, reason: str | None) -> Row:
+        versions = installed_versions()
+        return Row(
+            problem_key=self.problem.key,
+            problem_name=self.problem.name,
+            kernel=self.problem.kernel,
+            device=self.problem.device,
+            problem=self.problem.json,
+            config=candidate.json,
+            status=status,
+            reason=reason,
+            is_default=candidate.is_default,
+            flops=self.flops,
+            jax_version=versions["jax"],
+            libtpu_version=versions["libtpu"],
+            autotune_version=versions["autotune"],
+            kernel_fingerprint=self.kernel_fingerprint,
+            created_at=datetime.now(UTC),
+        )
+
+    def _rated(self, row: Row) -> Row:
+        """`row` with MFU and effective TFLOP/s of its strongest latency."""
+        latency_ms = row.latency_measured_ms or row.latency_compiled_ms or row.latency_model_ms
+        if row.status != "ok" or latency_ms is None:
+            return replace(row, mfu=None, effective_tflops=None)
+        return replace(
+            row,
+            mfu=cost_model.mfu(self.flops, latency_ms / 1e3, self.device, self.problem.dtype),
+            effective_tflops=self.flops / (latency_ms / 1e3) / 1e12,
+        )
+
+
+def _executions(calls: tuple[PallasCall, ...]) -> dict[str, dict[str, int | None]]:
+    return {
+        _label(calls, i, name): {"executions": count}
+        for i, call in enumerate(calls)
+        for name, count in call.scopes.items()
+    }
+
+
+def _scopes(
+    calls: tuple[PallasCall, ...], schedules: tuple[Schedule, ...], device: Device
+) -> dict[str, dict[str, object]]:
+    """The `scopes` column: per scope bundles, cycles of one run, spills, unit use, executions."""
+    return {
+        _label(calls, i, name): {
+            "bundles": use.bundles,
+            "cycles": cost_model.scope_cycles(use, device),
+            "mxu_limit_cycles": cost_model.mxu_limit_cycles(use, device),
+            "spill_loads": use.spill_loads,
+            "spill_stores": use.spill_stores,
+            "units": use.units,
+            "executions": call.scopes.get(name),
+        }
+        for i, (call, schedule) in enumerate(zip(calls, schedules, strict=True))
+        for name, use in schedule.scopes.items()
+    }
+
+
+def _label(calls: tuple[PallasCall, ...], index: int, scope: str) -> str:
+    """Scope name as shown: "" is the pipeline's own code; prefixed where a program has several calls."""
+    shown = scope or "(pipeline)"
+    return f"{index}.{calls[index].name}/{shown}" if len(calls) > 1 else shown

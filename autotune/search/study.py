@@ -1,0 +1,193 @@
+"""Which survivors are worth an expensive evaluation: all of them, or Optuna's choice.
+
+The only user of Optuna. Candidates are asked and told in batches of a fixed size, whatever
+the number of workers and the order in which they finish: same seed, same candidates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.candidate import Candidate, Scalar
+from autotune.leaderboard import Row
+from autotune.search.evaluate import Judged
+
+if TYPE_CHECKING:
+    import optuna
+
+BATCH = 8
+REASKS = 16
+"""How often a point outside the survivors or already known is asked again before the model's
+next best is taken instead."""
+
+Evaluate = Callable[[Sequence[Judged]], dict[Candidate, Row]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Limits for one problem: distinct candidates evaluated, and seconds spent on them."""
+
+    trials: int
+    seconds: float | None = None
+
+
+def explore(
+    survivors: Sequence[Judged], evaluate: Evaluate, *, budget: Budget, seed: int
+) -> dict[Candidate, Row]:
+    """Rows of the survivors evaluated within `budget`; the default and the model's best first.
+
+    A space no larger than `budget.trials` is exhausted. In a larger one, half the trials follow
+    the model's order and the rest are TPE's, over the positions of the tunables' values.
+    """
+    search = _Search(survivors, evaluate, budget)
+    exhaustive = len(search.order) <= budget.trials
+    first = search.order if exhaustive else search.order[: max(1, budget.trials // 2)]
+    for start in range(0, len(first), BATCH):
+        search.run(first[start : start + BATCH])
+    if not exhaustive and search.room():
+        _continue_with_tpe(search, seed)
+    return search.rows
+
+
+class _Search:
+    """The candidates known so far, and the budget they used."""
+
+    def __init__(self, survivors: Sequence[Judged], evaluate: Evaluate, budget: Budget) -> None:
+        self.order = sorted(survivors, key=_model_order)
+        self.rows: dict[Candidate, Row] = {}
+        self._evaluate = evaluate
+        self._budget = budget
+        self._started = time.monotonic()
+
+    def room(self) -> int:
+        """How many more candidates the budget allows now."""
+        left_s = (
+            1.0
+            if self._budget.seconds is None
+            else self._budget.seconds - (time.monotonic() - self._started)
+        )
+        return max(0, self._budget.trials - len(self.rows)) if left_s > 0 else 0
+
+    def run(self, batch: Sequence[Judged]) -> None:
+        """Evaluates as much of `batch` as the budget allows; never one twice."""
+        fresh = [j for j in batch if j.candidate not in self.rows][: self.room()]
+        if fresh:
+            self.rows.update(self._evaluate(fresh))
+
+    def next_best(self, taken: Iterable[Candidate]) -> Judged | None:
+        """The model's best candidate not known and not in `taken`."""
+        known = self.rows.keys() | set(taken)
+        return next((j for j in self.order if j.candidate not in known), None)
+
+
+def _model_order(judged: Judged) -> tuple[bool, float, str]:
+    latency_ms = judged.row.latency_model_ms
+    return (
+        not judged.candidate.is_default,
+        float("inf") if latency_ms is None else latency_ms,
+        judged.candidate.json,
+    )
+
+
+def _continue_with_tpe(search: _Search, seed: int) -> None:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    axes = _axes(search.order)
+    study = optuna.create_study(
+        direction="minimize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
+    )
+    by_candidate = {j.candidate: j for j in search.order}
+    for candidate, row in search.rows.items():
+        study.add_trial(_known_trial(optuna, axes, candidate, row))
+    while room := search.room():
+        asked = _ask(study, axes, search, by_candidate, min(BATCH, room))
+        if not asked:
+            return
+        search.run([judged for judged, _ in asked])
+        for judged, trial in asked:
+            row = search.rows.get(judged.candidate)
+            if trial is None and row is not None:
+                study.add_trial(_known_trial(optuna, axes, judged.candidate, row))
+            elif trial is not None:
+                _tell(optuna, study, trial, row)
+
+
+def _ask(
+    study: optuna.Study,
+    axes: dict[str, list[Scalar]],
+    search: _Search,
+    by_candidate: dict[Candidate, Judged],
+    count: int,
+) -> list[tuple[Judged, Any]]:
+    """Up to `count` new survivors with their trial (None: taken in the model's order)."""
+    asked: dict[Candidate, tuple[Judged, Any]] = {}
+    for _ in range(count * REASKS):
+        if len(asked) == count:
+            break
+        trial = study.ask()
+        point = {n: v[trial.suggest_int(n, 0, len(v) - 1)] for n, v in axes.items()}
+        judged = by_candidate.get(Candidate.of(point))
+        if judged is None or judged.candidate in search.rows or judged.candidate in asked:
+            study.tell(trial, state=_fail_state())
+            continue
+        asked[judged.candidate] = (judged, trial)
+    while len(asked) < count:
+        judged = search.next_best(asked)
+        if judged is None:
+            break
+        asked[judged.candidate] = (judged, None)
+    return list(asked.values())
+
+
+def _fail_state() -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState.FAIL
+
+
+def _axes(survivors: Sequence[Judged]) -> dict[str, list[Scalar]]:
+    """Tunable -> its values among the survivors, in a fixed order."""
+    values: dict[str, dict[str, Scalar]] = {}
+    for judged in survivors:
+        for name, value in judged.candidate.items:
+            values.setdefault(name, {})[repr(value)] = value
+    return {n: sorted(v.values(), key=_value_order) for n, v in sorted(values.items())}
+
+
+def _value_order(value: Scalar) -> tuple[str, float, str]:
+    numeric = isinstance(value, int | float)
+    return (type(value).__name__, float(value) if numeric else 0.0, str(value))  # type: ignore[arg-type]
+
+
+def _known_trial(
+    optuna: Any, axes: dict[str, list[Scalar]], candidate: Candidate, row: Row
+) -> Any:
+    config = candidate.config
+    latency_ms = _objective_ms(row)
+    return optuna.trial.create_trial(
+        params={n: v.index(config[n]) for n, v in axes.items()},
+        distributions={
+            n: optuna.distributions.IntDistribution(0, len(v) - 1) for n, v in axes.items()
+        },
+        value=latency_ms,
+        state=_fail_state() if latency_ms is None else optuna.trial.TrialState.COMPLETE,
+    )
+
+
+def _tell(optuna: Any, study: optuna.Study, trial: Any, row: Row | None) -> None:
+    latency_ms = None if row is None else _objective_ms(row)
+    if latency_ms is None:
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    else:
+        study.tell(trial, latency_ms)
+
+
+def _objective_ms(row: Row) -> float | None:
+    """A finite positive latency, or None: a failure must never look like a fast candidate."""
+    latency_ms = row.latency_compiled_ms
+    usable = row.status == "ok" and latency_ms is not None and 0 < latency_ms < float("inf")
+    return latency_ms if usable else None

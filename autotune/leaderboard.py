@@ -21,6 +21,7 @@ from filelock import FileLock
 from autotune.errors import DamagedFileError, InputError
 
 SCHEMA_VERSION = "1"
+_CONVENTION = b"flop_convention"
 STATUSES = ("ok", "pruned", "oom", "unsupported", "failed", "timeout", "crashed", "wrong")
 EVIDENCE = ("model", "compiled", "measured")
 """Kinds of evidence, weakest first."""
@@ -136,49 +137,13 @@ def ranked(rows: Iterable[Row]) -> list[Row]:
     ] + rest
 
 
-def merge(path: Path, rows: Sequence[Row]) -> list[Row]:
-    """Writes `rows` into the board at `path` and returns the whole board, ranked.
-
-    A stored row of the same config stays when it was made with the same versions and has
-    stronger evidence. Stored rows made with other versions or another kernel source are
-    dropped: a rank over both would compare unlike things.
-
-    Raises:
-      InputError: the directory cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.stem}.lock")):
-            board = ranked(_merged(_stored_or_nothing(path), rows))
-            _write(path, board)
-    except OSError as error:
-        raise InputError(f"results directory {path.parent} cannot be written: {error}") from None
-    return board
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of one leaderboard file. Raises DamagedFileError naming it."""
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
-        raise DamagedFileError(f"{path}: not a readable leaderboard ({_first_line(error)})") from None
-    missing = {"problem_key", "kernel", "device", "config", "status"} - set(table.column_names)
-    if missing:
-        raise DamagedFileError(f"{path}: not a leaderboard, lacks {', '.join(sorted(missing))}")
-    known = [f.name for f in fields(Row) if f.name in table.column_names]
-    try:
-        cast = table.select(known).cast(pa.schema([SCHEMA.field(n) for n in known]))
-        return [Row(**record) for record in cast.to_pylist()]
-    except (ValueError, TypeError, pa.ArrowException) as error:
-        raise DamagedFileError(f"{path}: not a leaderboard ({_first_line(error)})") from None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Board:
-    """The leaderboard of one problem, best first."""
+    """The leaderboard of one problem, best first; `flop_convention` says what `flops` counts."""
 
     path: Path
     rows: tuple[Row, ...]
+    flop_convention: str | None = None
 
     @property
     def best(self) -> Row | None:
@@ -195,25 +160,84 @@ class Board:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Status -> rows, in the order of the pipeline; unranked `ok` rows as `not compiled`."""
+        """Candidates by how they ended: statuses, `ranked`, and `not_evaluated` for the `ok` rows
+        whose evidence is weaker than that of the ranked ones (they were beyond the budget)."""
         statuses = Counter(r.status for r in self.rows)
-        waiting = sum(r.status == "ok" and r.rank is None for r in self.rows)
+        ranked_rows = sum(r.rank is not None for r in self.rows)
+        waiting = statuses["ok"] - ranked_rows
+        ended = {s: statuses[s] for s in STATUSES if statuses[s] and s != "ok"}
         return {
             "candidates": len(self.rows),
-            **{s: statuses[s] for s in STATUSES if statuses[s] and s != "ok"},
-            "ranked": statuses["ok"] - waiting,
-            **({"ok, weaker evidence": waiting} if waiting else {}),
+            **ended,
+            **({"not_evaluated": waiting} if waiting else {}),
+            "ranked": ranked_rows,
         }
 
     @property
     def gain(self) -> float | None:
         """Default latency over best latency, both ranked (so of one kind of evidence)."""
         best, default = self.best, self.default
-        if best is None or default is None or default.rank is None:
+        if best is None or default is None or not default.rank:
             return None
-        assert default.latency_ms is not None
-        assert best.latency_ms is not None
-        return default.latency_ms / best.latency_ms
+        return (default.latency_ms or 0.0) / (best.latency_ms or 1.0)
+
+    @property
+    def strength(self) -> int:
+        """Index in `EVIDENCE` of the strongest evidence an `ok` row has; -1 for none."""
+        return max((EVIDENCE.index(r.evidence) for r in self.rows if r.status == "ok"), default=-1)
+
+
+def merge(
+    path: Path, rows: Sequence[Row], *, flop_convention: str, replace_stored: bool = False
+) -> Board:
+    """Writes `rows` into the board at `path` and returns the whole board, ranked.
+
+    A stored row of the same config stays when it was made with the same versions and has
+    stronger evidence. Stored rows made with other versions or another kernel source are
+    dropped, since a rank over both would compare unlike things; but where the stored board has
+    stronger evidence than any of `rows`, the file stays as it is and only `rows` come back.
+
+    Raises:
+      InputError: the directory cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.stem}.lock")):
+            stored = None if replace_stored else _stored(path)
+            new = Board(path=path, rows=tuple(ranked(rows)), flop_convention=flop_convention)
+            comparable = stored is None or stored.rows[0].made_with == rows[0].made_with
+            if stored is not None and not comparable and stored.strength > new.strength:
+                return new
+            merged = ranked(_merged(stored.rows if stored and comparable else (), rows))
+            board = replace(new, rows=tuple(merged))
+            _write(board)
+    except OSError as error:
+        raise InputError(f"results directory {path.parent} cannot be written: {error}") from None
+    return board
+
+
+def read(path: Path) -> Board:
+    """The leaderboard in one file. Raises DamagedFileError naming the file."""
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise DamagedFileError(
+            f"{path}: not a readable leaderboard ({_first_line(error)})"
+        ) from None
+    missing = {"problem_key", "kernel", "device", "config", "status"} - set(table.column_names)
+    if missing:
+        raise DamagedFileError(f"{path}: not a leaderboard, lacks {', '.join(sorted(missing))}")
+    known = [f.name for f in fields(Row) if f.name in table.column_names]
+    convention = (table.schema.metadata or {}).get(_CONVENTION)
+    try:
+        cast = table.select(known).cast(pa.schema([SCHEMA.field(n) for n in known]))
+        return Board(
+            path=path,
+            rows=tuple(Row(**record) for record in cast.to_pylist()),
+            flop_convention=convention.decode() if convention else None,
+        )
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise DamagedFileError(f"{path}: not a leaderboard ({_first_line(error)})") from None
 
 
 def boards(results: Path) -> Iterator[Board | DamagedFileError]:
@@ -231,12 +255,12 @@ def boards(results: Path) -> Iterator[Board | DamagedFileError]:
         if path.name.startswith((".", "_")):
             continue
         try:
-            rows = read(path)
+            board = read(path)
         except DamagedFileError as error:
             yield error
             continue
-        if rows:
-            yield Board(path=path, rows=tuple(rows))
+        if board.rows:
+            yield board
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -275,33 +299,35 @@ def _latency_ms(row: Row) -> float | None:
     return latency if row.status == "ok" else None
 
 
-def _merged(old: Iterable[Row], new: Sequence[Row]) -> list[Row]:
-    versions = {r.made_with for r in new}
-    kept = {r.config: r for r in old if r.made_with in versions}
+def _merged(stored: Iterable[Row], new: Sequence[Row]) -> list[Row]:
+    kept = {r.config: r for r in stored}
     for row in new:
-        stored = kept.get(row.config)
-        if stored is None or EVIDENCE.index(row.evidence) >= EVIDENCE.index(stored.evidence):
+        old = kept.get(row.config)
+        if old is None or EVIDENCE.index(row.evidence) >= EVIDENCE.index(old.evidence):
             kept[row.config] = row
     return list(kept.values())
 
 
-def _stored_or_nothing(path: Path) -> list[Row]:
+def _stored(path: Path) -> Board | None:
+    """The board already at `path`; None for none, an empty or a damaged one (which is kept aside)."""
     try:
-        return read(path) if path.exists() else []
+        board = read(path) if path.exists() else None
     except DamagedFileError:
-        path.replace(path.with_name(f".{path.name}.damaged"))  # kept for whoever wants to look
-        return []
+        path.replace(path.with_name(f".{path.name}.damaged"))
+        return None
+    return board if board is not None and board.rows else None
 
 
-def _write(path: Path, rows: Sequence[Row]) -> None:
-    columns = {f.name: [getattr(r, f.name) for r in rows] for f in fields(Row)}
-    table = pa.table(columns, schema=SCHEMA.with_metadata({"autotune_schema": SCHEMA_VERSION}))
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp")
+def _write(board: Board) -> None:
+    columns = {f.name: [getattr(r, f.name) for r in board.rows] for f in fields(Row)}
+    about = {b"autotune_schema": SCHEMA_VERSION, _CONVENTION: board.flop_convention or ""}
+    table = pa.table(columns, schema=SCHEMA.with_metadata(about))
+    temporary = board.path.with_name(f".{board.path.stem}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         pq.write_table(table, file, compression="zstd")
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary.replace(board.path)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,69 @@
+"""Leaderboards for programs: one JSON document, or CSV with the leaderboard's columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from datetime import datetime
+from typing import IO, Any
+
+from autotune.leaderboard import Board, Row, stale_reason
+
+
+def document(boards: Sequence[Board], *, top: int | None = None) -> dict[str, Any]:
+    """`{"problems": [...]}`: per problem its identity, counts, gain, best, default and rows."""
+    return {"problems": [_problem(board, top) for board in boards]}
+
+
+def write_json(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
+    json.dump(document(boards, top=top), file, indent=2, allow_nan=False)
+    file.write("\n")
+
+
+def write_csv(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
+    """One line a row of every problem; JSON columns stay JSON text."""
+    writer = csv.writer(file, lineterminator="\n")
+    names = [f.name for f in fields(Row)]
+    writer.writerow(names)
+    for board in boards:
+        for row in _limited(board, top):
+            writer.writerow([_text(getattr(row, name)) for name in names])
+
+
+def _problem(board: Board, top: int | None) -> dict[str, Any]:
+    first, best, default = board.rows[0], board.best, board.default
+    return {
+        "problem_key": first.problem_key,
+        "problem_name": first.problem_name,
+        "kernel": first.kernel,
+        "device": first.device,
+        "problem": json.loads(first.problem),
+        "flops": first.flops,
+        "flop_convention": board.flop_convention,
+        "counts": board.counts,
+        "gain_over_default": board.gain,
+        "stale": stale_reason(best or first),
+        "best": _row(best) if best else None,
+        "default": _row(default) if default else None,
+        "rows": [_row(row) for row in _limited(board, top)],
+    }
+
+
+def _limited(board: Board, top: int | None) -> list[Row]:
+    return [r for r in board.rows if top is None or (r.rank is not None and r.rank <= top)]
+
+
+def _row(row: Row) -> dict[str, Any]:
+    record = asdict(row)
+    for column in ("problem", "config", "scopes"):
+        record[column] = json.loads(record[column]) if record[column] else None
+    record["created_at"] = row.created_at.isoformat() if row.created_at else None
+    return record
+
+
+def _text(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return json.dumps(value) if isinstance(value, list) else value

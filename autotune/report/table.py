@@ -1,0 +1,121 @@
+"""Leaderboards as tables: for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.leaderboard import Board, Row, stale_reason
+
+HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
+MIB = 2**20
+
+
+def cells(row: Row, default: Row | None) -> tuple[str, ...]:
+    """One ranked row as text, in the order of `HEADER`."""
+    return (
+        f"{row.rank}{' *' if row.is_default else ''}",
+        blocks(row.config),
+        f"{row.latency_ms:.3f} ms {row.evidence}" if row.latency_ms is not None else "–",
+        f"{row.mfu:.1%}" if row.mfu is not None else "–",
+        f"{row.effective_tflops:.1f}" if row.effective_tflops is not None else "–",
+        _vmem(row),
+        "–" if row.spill_stores is None else f"{(row.spill_loads or 0) + row.spill_stores}",
+        _versus(row, default),
+    )
+
+
+def blocks(config: str) -> str:
+    """A config as `bm=512 bk=1024`; entries that are null (the kernel's own choice) left out."""
+    return " ".join(f"{k}={v}" for k, v in json.loads(config).items() if v is not None)
+
+
+def caption(board: Board) -> list[str]:
+    """What stands under a table: the funnel, the default, the FLOP convention, staleness."""
+    counts = board.counts
+    ends = [f"{n} {_WORDS.get(s, s)}" for s, n in counts.items() if s != "candidates"]
+    lines = [f"{counts['candidates']} candidates: " + ", ".join(ends)]
+    default = board.default
+    if default is not None and default.rank is None:
+        lines.append(f"default {blocks(default.config)}: {default.reason or 'not evaluated'}")
+    if board.best is None:
+        lines += [f"no candidate survived; {reason}" for reason in _common_reasons(board)]
+    elif stale := stale_reason(board.best):
+        lines.append(stale)
+    if board.flop_convention:
+        lines.append(f"FLOPs: {board.flop_convention}")
+    return lines
+
+
+def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
+    """Rich tables on `file`, one a problem."""
+    width = None if file.isatty() else 140
+    console = Console(file=file, width=width, highlight=False)
+    for board in boards:
+        table = Table(title=_title(board), title_justify="left", caption_justify="left")
+        for name in HEADER:
+            numeric = name not in ("rank", "blocks")
+            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        for row in _shown(board, top):
+            table.add_row(*cells(row, board.default), style="bold" if row.is_best else None)
+        if table.row_count:
+            console.print(table)
+        else:
+            console.print(_title(board), style="bold")
+        for line in caption(board):
+            console.print("  " + line, markup=False)
+        console.print()
+
+
+def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
+    """GitHub-flavoured tables, one a problem."""
+    for board in boards:
+        print(f"### {_title(board)}\n", file=file)
+        print("| " + " | ".join(HEADER) + " |", file=file)
+        print("| " + " | ".join("---" for _ in HEADER) + " |", file=file)
+        for row in _shown(board, top):
+            print("| " + " | ".join(cells(row, board.default)) + " |", file=file)
+        print("\n" + "  \n".join(caption(board)) + "\n", file=file)
+
+
+def _shown(board: Board, top: int) -> list[Row]:
+    """The first `top` ranked rows, and the default wherever it ranks."""
+    return [r for r in board.rows if r.rank is not None and (r.rank <= top or r.is_default)]
+
+
+def _title(board: Board) -> str:
+    first = board.rows[0]
+    shape = json.loads(first.problem)["shape"]
+    sizes = " ".join(f"{axis}={size}" for axis, size in shape.items())
+    name = f"{first.problem_name}: " if first.problem_name else ""
+    return f"{name}{first.kernel} on {first.device} ({sizes})"
+
+
+_WORDS = {
+    "not_evaluated": "beyond the budget",
+    "oom": "out of memory by the compiler",
+    "unsupported": "unsupported by the compiler",
+    "pruned": "pruned by the model",
+}
+
+
+def _common_reasons(board: Board) -> list[str]:
+    reasons = [f"{r.status}: {r.reason}" for r in board.rows if r.reason]
+    return sorted(set(reasons), key=reasons.count, reverse=True)[:3]
+
+
+def _vmem(row: Row) -> str:
+    used = row.vmem_compiled_bytes if row.vmem_compiled_bytes is not None else row.vmem_model_bytes
+    if used is None or row.vmem_limit_bytes is None:
+        return "–"
+    return f"{used / MIB:.1f} / {row.vmem_limit_bytes / MIB:.0f} MiB"
+
+
+def _versus(row: Row, default: Row | None) -> str:
+    if default is None or not default.rank or not default.latency_ms or not row.latency_ms:
+        return "–"
+    return f"{default.latency_ms / row.latency_ms:.2f}x"

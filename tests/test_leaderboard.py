@@ -1,0 +1,213 @@
+"""Leaderboard files: schema, ranks, merging, damage, and writers killed midway."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from autotune import leaderboard
+from autotune.errors import DamagedFileError, InputError
+from autotune.leaderboard import Row
+
+
+def row(config: dict[str, object] | None = None, **columns: object) -> Row:
+    defaults: dict[str, object] = {
+        "problem_key": "k1-bfloat16-abc",
+        "kernel": "matmul",
+        "device": "tpu7x",
+        "problem": '{"dtype": "bfloat16", "options": {}, "shape": {"k": 1}}',
+        "config": json.dumps(config or {"bm": 128}, sort_keys=True),
+        "status": "ok",
+        "jax_version": "0.10.2",
+        "libtpu_version": "0.0.42.1",
+        "kernel_fingerprint": "f",
+        "created_at": datetime.now(UTC),
+    }
+    return Row(**{**defaults, **columns})  # type: ignore[arg-type]
+
+
+def merge(path: Path, rows: list[Row], **more: bool) -> leaderboard.Board:
+    return leaderboard.merge(path, rows, flop_convention="2·m·k·n", **more)
+
+
+def test_the_file_has_the_columns_and_types_of_the_design(tmp_path: Path) -> None:
+    path = tmp_path / "tpu7x" / "matmul" / "k.parquet"
+    merge(path, [row(evidence="compiled", latency_compiled_ms=1.0)])
+    schema = pq.read_schema(path)
+    assert schema.names == [f.name for f in fields(Row)]
+    assert schema.field("rank").type == pa.int32()
+    assert schema.field("flops").type == pa.int64()
+    assert schema.field("samples_ms").type == pa.list_(pa.float64())
+    assert schema.field("reason").type == pa.string(), "an all-null column keeps its type (P2)"
+    assert schema.field("created_at").type == pa.timestamp("us", tz="UTC")
+    assert schema.metadata[b"autotune_schema"] == b"1"
+    assert pd.read_parquet(path).loc[0, "config"] == '{"bm": 128}'
+
+
+def test_ranks_never_mix_kinds_of_evidence(tmp_path: Path) -> None:
+    board = merge(
+        tmp_path / "b.parquet",
+        [
+            row({"bm": 1}, evidence="model", latency_model_ms=0.1),
+            row({"bm": 2}, evidence="compiled", latency_model_ms=0.1, latency_compiled_ms=3.0),
+            row({"bm": 3}, evidence="compiled", latency_model_ms=0.2, latency_compiled_ms=2.0),
+            row({"bm": 4}, status="oom", reason="VMEM", evidence="compiled", latency_model_ms=0.1),
+        ],
+    )
+    assert [(r.config, r.rank, r.is_best) for r in board.rows] == [
+        ('{"bm": 3}', 1, True),
+        ('{"bm": 2}', 2, False),
+        ('{"bm": 1}', None, False),
+        ('{"bm": 4}', None, False),
+    ]
+    assert [r.latency_ms for r in board.rows] == [2.0, 3.0, 0.1, None]
+    assert board.counts == {"candidates": 4, "oom": 1, "not_evaluated": 1, "ranked": 2}
+
+
+def test_equal_latencies_rank_by_config_text(tmp_path: Path) -> None:
+    rows = [row({"bm": n}, evidence="compiled", latency_compiled_ms=1.0) for n in (512, 128, 256)]
+    assert [json.loads(r.config)["bm"] for r in leaderboard.ranked(rows)] == [128, 256, 512]
+
+
+@pytest.mark.parametrize("status", ["pruned", "oom", "timeout", "crashed", "wrong", "failed"])
+def test_every_status_but_ok_needs_a_reason(status: str) -> None:
+    with pytest.raises(ValueError, match=f"a row of status '{status}' needs a reason"):
+        row(status=status)
+
+
+def test_large_counts_and_empty_configs_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    empty = row(config=None, flops=9007199254740993, samples_ms=[1.5, 2.5])
+    empty = replace(empty, config="{}")
+    null = row({"bm": 128, "bk": None}, flops=None)
+    merge(path, [empty, null])
+    stored = {r.config: r for r in leaderboard.read(path).rows}
+    assert stored["{}"].flops == 9007199254740993
+    assert stored["{}"].samples_ms == [1.5, 2.5]
+    assert stored['{"bk": null, "bm": 128}'].flops is None
+
+
+def test_a_second_run_adds_rows_and_keeps_stronger_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    merge(path, [row({"bm": 1}, evidence="compiled", latency_compiled_ms=2.0)])
+    board = merge(
+        path,
+        [
+            row({"bm": 1}, evidence="model", latency_model_ms=9.0),
+            row({"bm": 2}, evidence="compiled", latency_compiled_ms=1.0),
+        ],
+    )
+    assert [(r.config, r.latency_ms) for r in board.rows] == [('{"bm": 2}', 1.0), ('{"bm": 1}', 2.0)]
+
+
+def test_rows_of_other_versions_are_dropped_but_never_for_weaker_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    merge(path, [row({"bm": 1}, evidence="compiled", latency_compiled_ms=2.0)])
+    laptop = row({"bm": 2}, evidence="model", latency_model_ms=1.0, libtpu_version=None)
+    assert [r.config for r in merge(path, [laptop]).rows] == ['{"bm": 2}']
+    assert [r.config for r in leaderboard.read(path).rows] == ['{"bm": 1}'], "the file must stay"
+    newer = row({"bm": 3}, evidence="compiled", latency_compiled_ms=5.0, libtpu_version="0.0.50.1")
+    assert [r.config for r in merge(path, [newer]).rows] == ['{"bm": 3}']
+
+
+def test_a_damaged_file_is_named_and_does_not_hide_the_others(tmp_path: Path) -> None:
+    good, bad, empty = (tmp_path / f"{n}.parquet" for n in ("good", "bad", "empty"))
+    merge(good, [row()])
+    bad.write_bytes(good.read_bytes()[:200])
+    empty.touch()
+    (tmp_path / ".x.parquet.tmp.parquet").write_bytes(b"half")
+    found = list(leaderboard.boards(tmp_path))
+    assert [type(f).__name__ for f in found] == ["DamagedFileError", "DamagedFileError", "Board"]
+    assert str(found[0]).startswith(f"{bad}: not a readable leaderboard (")
+    assert str(found[1]).startswith(f"{empty}: not a readable leaderboard (")
+
+
+def test_a_parquet_file_that_is_no_leaderboard_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"x": [1]}), path)
+    with pytest.raises(DamagedFileError, match=r"other\.parquet: not a leaderboard, lacks config"):
+        leaderboard.read(path)
+
+
+def test_a_damaged_file_is_set_aside_when_a_sweep_writes_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    path.write_bytes(b"PAR1 cut short")
+    merge(path, [row()])
+    assert len(leaderboard.read(path).rows) == 1
+    assert (tmp_path / ".b.parquet.damaged").read_bytes() == b"PAR1 cut short"
+
+
+def test_an_unwritable_results_directory_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file where a directory is due")
+    with pytest.raises(InputError, match="results directory .* cannot be written"):
+        merge(tmp_path / "results" / "tpu7x" / "b.parquet", [row()])
+
+
+def test_missing_results_say_what_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no results at .*; `autotune sweep CONFIG` makes them"):
+        list(leaderboard.boards(tmp_path / "none"))
+
+
+def _append(path: Path, worker: int) -> None:
+    for n in range(20):
+        merge(path, [row({"worker": worker, "n": n})])
+
+
+def test_two_processes_writing_one_board_lose_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_append, args=(path, n)) for n in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(leaderboard.read(path).rows) == 40
+
+
+_ENDLESS = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_leaderboard import merge, row
+n = 0
+while True:
+    n += 1
+    merge(Path({path!r}), [row({{"n": i}}) for i in range(300)])
+    print(n, flush=True)
+"""
+
+
+def test_kill_9_while_writing_leaves_a_readable_board(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    code = _ENDLESS.format(tests=str(Path(__file__).parent), path=str(path))
+    for delay_s in (0.0, 0.011, 0.023):
+        writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(delay_s)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        assert len(leaderboard.read(path).rows) == 300
+
+
+def test_another_compiler_makes_a_row_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"jax": "0.12.0.1", "libtpu": "0.0.50.1", "autotune": "0.1.0"}
+    monkeypatch.setattr(leaderboard, "installed_versions", lambda: here)
+    assert leaderboard.stale_reason(row()) == (
+        "stale: jax 0.10.2 → 0.12.0.1, libtpu 0.0.42.1 → 0.0.50.1"
+    )
+    assert leaderboard.stale_reason(row(jax_version="0.12.0.1", libtpu_version="0.0.50.1")) is None

@@ -70,7 +70,7 @@ class AttentionShape:
 
     @property
     def causal_offset(self) -> int:
-        """Query i sees keys j <= i + offset (bottom-right alignment); negative where q is longer."""
+        """Query i sees keys j <= i + offset (bottom-right aligned); negative where q is longer."""
         return self.kv_len - self.q_len
 
     def scale(self, option: float | None) -> float:

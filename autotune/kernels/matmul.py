@@ -1,0 +1,270 @@
+"""Blocked matmul with an f32 or int32 accumulator resident in VMEM, K innermost.
+
+x [m, k] times y [k, n] ([n, k] with `transpose_rhs`) gives [m, n]. The grid is (m, n, k) or
+(n, m, k); the accumulator is zeroed on the first K step and the epilogue applied to it on the
+last, where the block is written once. Axes that no block divides are read past their edge: rows
+and columns past m and n are never stored, and a K edge is zeroed in both operands on the last K
+step only, so the steady step carries no mask.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune import device as devices
+from autotune.candidate import Config
+from autotune.errors import InputError
+from autotune.kernels import matmul_space as space
+from autotune.kernels import reference
+from autotune.kernels.base import Call, Kernel, choice, flag
+from autotune.kernels.matmul_space import BlockSizes
+from autotune.problem import Problem
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")
+DTYPES = ("bfloat16", "float32", "int8", *FLOAT8)
+EPILOGUES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "none": lambda z: z,
+    "relu": lambda z: jnp.maximum(z, 0),
+    "gelu": lambda z: jax.nn.gelu(z, approximate=True),  # the tanh form, jax.nn.gelu's default
+    "silu": lambda z: z / (1.0 + jnp.exp(-z)),
+}
+abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
+
+
+def multiplied_dtype(lhs: Any, rhs: Any) -> Any:
+    """What both operands are widened to in VMEM: the MXU multiplies like by like.
+
+    The wider of the two; bfloat16, which holds every fp8 and int8 value, for two 8-bit kinds.
+    """
+    lhs, rhs = jnp.dtype(lhs), jnp.dtype(rhs)
+    if lhs.itemsize == rhs.itemsize:
+        return lhs if lhs == rhs else jnp.dtype(jnp.bfloat16)
+    return max(lhs, rhs, key=lambda dtype: dtype.itemsize)
+
+
+def accumulator_dtype(dtype: Any) -> Any:
+    """int32 for whole numbers, float32 otherwise."""
+    return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
+
+
+def default_out_dtype(dtype: Any) -> Any:
+    """The multiplied dtype; int32 for int8 and bf16 for fp8, whose own range sums overflow."""
+    if jnp.dtype(dtype).itemsize > 1:
+        return jnp.dtype(dtype)
+    return jnp.dtype(jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.bfloat16)
+
+
+def _dot(x: jax.Array, y: jax.Array, *, transpose_rhs: bool, out_dtype: Any) -> jax.Array:
+    common = multiplied_dtype(x.dtype, y.dtype)
+    x, y = x.astype(common), y.astype(common)
+    # One bf16 pass would leave f32 products 2^-8 apart from the truth.
+    precision = lax.Precision.HIGHEST if common == jnp.float32 else None
+    contract = (((1,), (1 if transpose_rhs else 0,)), ((), ()))
+    return lax.dot_general(x, y, contract, precision=precision, preferred_element_type=out_dtype)
+
+
+def _zero_past(block: jax.Array, *, axis: int, valid: int) -> jax.Array:
+    """`block` with zeros from `valid` on along `axis`."""
+    index = lax.broadcasted_iota(jnp.int32, block.shape, axis)
+    if block.dtype.itemsize == 1:  # 8-bit selects do not exist on every chip
+        wide = jnp.int32 if block.dtype == jnp.int8 else jnp.float32
+        return jnp.where(index < valid, block.astype(wide), 0).astype(block.dtype)
+    return jnp.where(index < valid, block, jnp.zeros((), block.dtype))
+
+
+def _kernel(
+    x_ref: Any,  # [bm, bk]
+    y_ref: Any,  # [bk, bn], or [bn, bk] transposed
+    z_ref: Any,  # [bm, bn]
+    acc_ref: Any,  # [bm, bn] f32 or int32
+    *,
+    k: int,
+    k_steps: int,
+    epilogue: str,
+    transpose_rhs: bool,
+) -> None:
+    step = pl.program_id(2)
+    last = k_steps - 1
+    block_k = x_ref.shape[1]
+    edge = k - last * block_k  # valid part of the last K block
+    dot = functools.partial(_dot, transpose_rhs=transpose_rhs, out_dtype=acc_ref.dtype)
+
+    @pl.when(step == 0)
+    def _() -> None:
+        with jax.named_scope("init"):
+            acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    def accumulate() -> None:
+        with jax.named_scope("step"):
+            acc_ref[...] += dot(x_ref[...], y_ref[...])
+
+    if edge == block_k:
+        accumulate()
+    else:
+        pl.when(step < last)(accumulate)
+
+        @pl.when(step == last)
+        def _() -> None:
+            with jax.named_scope("masked_step"):
+                # Both sides: what lies past the edge may be NaN, and NaN · 0 is NaN.
+                x = _zero_past(x_ref[...], axis=1, valid=edge)
+                y = _zero_past(y_ref[...], axis=1 if transpose_rhs else 0, valid=edge)
+                acc_ref[...] += dot(x, y)
+
+    @pl.when(step == last)
+    def _() -> None:
+        with jax.named_scope("finalize"):
+            acc = acc_ref[...]
+            if epilogue in ("gelu", "silu"):
+                acc = acc.astype(jnp.float32)
+            z_ref[...] = EPILOGUES[epilogue](acc).astype(z_ref.dtype)
+
+
+def matmul(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    block_sizes: BlockSizes,
+    out_dtype: Any = None,
+    epilogue: str = "none",
+    transpose_rhs: bool = False,
+) -> jax.Array:
+    """epilogue(x · y) as [m, n].
+
+    x is [m, k], y [k, n], or [n, k] with `transpose_rhs`. `out_dtype` None is what
+    `default_out_dtype` says of the multiplied dtype.
+
+    Raises:
+      ValueError: for operands that do not belong together, or blocks that do not suit them.
+    """
+    contracted = 1 if transpose_rhs else 0
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[contracted]:
+        wanted = "[m, k] and [n, k]" if transpose_rhs else "[m, k] and [k, n]"
+        raise ValueError(f"x {x.shape} and y {y.shape} are not {wanted}")
+    if epilogue not in EPILOGUES:
+        raise ValueError(f"epilogue {epilogue!r} is not one of {tuple(EPILOGUES)}")
+    (m, k), n = x.shape, y.shape[1 - contracted]
+    block_sizes.check(m, k, n)
+    b = block_sizes
+    k_steps = pl.cdiv(k, b.bk)
+    common = multiplied_dtype(x.dtype, y.dtype)
+    m_outer = b.grid_order == "mn"
+    outer = (pl.cdiv(m, b.bm), pl.cdiv(n, b.bn))
+
+    def spec(block: tuple[int, int], axes: str, buffers: int = 2) -> pl.BlockSpec:
+        def index(i: Any, j: Any, kk: Any) -> tuple[Any, ...]:
+            at = dict(zip("mnk", (i, j, kk) if m_outer else (j, i, kk), strict=True))
+            return tuple(at[axis] for axis in axes)
+
+        if buffers == 2:  # the pipeline's own default
+            return pl.BlockSpec(block, index)
+        return pl.BlockSpec(block, index, pipeline_mode=pl.Buffered(buffers))
+
+    y_spec = (
+        spec((b.bn, b.bk), "nk", b.buffers)
+        if transpose_rhs
+        else spec((b.bk, b.bn), "kn", b.buffers)
+    )
+    call = pl.pallas_call(
+        functools.partial(
+            _kernel, k=k, k_steps=k_steps, epilogue=epilogue, transpose_rhs=transpose_rhs
+        ),
+        name="matmul",
+        grid=(*(outer if m_outer else outer[::-1]), k_steps),
+        in_specs=[spec((b.bm, b.bk), "mk", b.buffers), y_spec],
+        out_specs=spec((b.bm, b.bn), "mn"),
+        out_shape=abstract((m, n), out_dtype or default_out_dtype(common)),
+        scratch_shapes=[pltpu.VMEM((b.bm, b.bn), accumulator_dtype(common))],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=b.vmem_limit_bytes,
+        ),
+    )
+    return call(x, y)  # type: ignore[no-any-return]
+
+
+def _dtypes(problem: Problem) -> tuple[str, str, str]:
+    """Dtypes of x, y and the output."""
+    rhs = problem.options["rhs_dtype"] or problem.dtype
+    out = problem.options["out_dtype"] or default_out_dtype(multiplied_dtype(problem.dtype, rhs))
+    return problem.dtype, rhs, str(out)
+
+
+def build(problem: Problem, config: Config) -> Call:
+    """The call on abstract x and y. Raises ValueError for a config that suits no chip."""
+    blocks = space.block_sizes(config)
+    m, k, n = (problem.shape[axis] for axis in "mkn")
+    blocks.check(m, k, n)
+    lhs, rhs, out = _dtypes(problem)
+    transpose_rhs = problem.options["transpose_rhs"]
+    fn = functools.partial(
+        matmul,
+        block_sizes=blocks,
+        out_dtype=jnp.dtype(out),
+        epilogue=problem.options["epilogue"],
+        transpose_rhs=transpose_rhs,
+    )
+    x = abstract((m, k), jnp.dtype(lhs))
+    y = abstract((n, k) if transpose_rhs else (k, n), jnp.dtype(rhs))
+    return fn, (x, y)
+
+
+def check(problem: Problem) -> None:
+    """Raises InputError for a rhs dtype the chip lacks, or an epilogue that needs fractions."""
+    device = devices.get(problem.device)
+    _, rhs, out = _dtypes(problem)
+    if rhs not in device.matmul_dtypes:
+        allowed = ", ".join(d for d in DTYPES if d in device.matmul_dtypes)
+        raise InputError(
+            f"rhs_dtype {rhs!r} is not multiplied by {device.name}; use {allowed}",
+            path=("options", "rhs_dtype"),
+        )
+    if problem.options["epilogue"] in ("gelu", "silu") and jnp.issubdtype(out, jnp.integer):
+        raise InputError(
+            f"epilogue {problem.options['epilogue']!r} has no whole-number result for out_dtype "
+            f"{out!r}; use relu or none, or out_dtype float32 or bfloat16",
+            path=("options", "epilogue"),
+        )
+
+
+def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
+    """Standard normals; for int8 whole numbers over its full range."""
+    _, arguments = build(problem, space.default(problem, devices.get(problem.device)))
+    keys = jax.random.split(key, len(arguments))
+
+    def draw(argument: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+        if argument.dtype == jnp.int8:
+            return jax.random.randint(key, argument.shape, -127, 128, jnp.int8)
+        return jax.random.normal(key, argument.shape, jnp.float32).astype(argument.dtype)
+
+    return tuple(draw(a, k) for a, k in zip(arguments, keys, strict=True))
+
+
+KERNEL = Kernel(
+    name="matmul",
+    axes=("m", "k", "n"),
+    build=build,
+    tunables=space.tunables,
+    flops=lambda problem: 2 * problem.shape["m"] * problem.shape["k"] * problem.shape["n"],
+    flop_convention="2·m·k·n: the multiply-adds of X·Y",
+    options={
+        "out_dtype": choice(None, "bfloat16", "float32", "int32", *FLOAT8, "int8"),
+        "epilogue": choice("none", *EPILOGUES),
+        "transpose_rhs": flag(),
+        "rhs_dtype": choice(None, *DTYPES),
+    },
+    dtypes=DTYPES,
+    check=check,
+    illegal=space.illegal,
+    default=space.default,
+    inputs=inputs,
+    reference=reference.matmul,
+)

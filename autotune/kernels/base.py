@@ -7,8 +7,10 @@ are read from the traced call (`pallas_call.py`), for anybody's kernel.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ import jax
 from autotune import device as devices
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
-from autotune.errors import InputError, UnknownNameError
+from autotune.errors import AutotuneError, InputError, KernelError, UnknownNameError
 from autotune.problem import MAX_AXIS, Problem
 
 Call = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
@@ -110,11 +112,12 @@ def make_problem(
         the chip does not have.
     """
     given = dict(options or {})
-    full = {k: _parse_option(k, o, given) for k, o in kernel.options.items()}
-    for unknown in given.keys() - kernel.options.keys():
-        raise UnknownNameError(
-            f"option of {kernel.name}", unknown, kernel.options, path=("options", unknown)
-        )
+    for option in given:
+        if option not in kernel.options:
+            raise UnknownNameError(
+                f"option of {kernel.name}", option, kernel.options, path=("options", option)
+            )
+    full = {k: _parse_option(kernel, k, given) for k in kernel.options}
     problem = Problem(
         kernel=kernel.name,
         device=devices.get(device).name,
@@ -124,19 +127,41 @@ def make_problem(
         name=name,
         defaults=frozenset(k for k, o in kernel.options.items() if full[k] == o.default),
     )
-    kernel.check(problem)
+    ask(kernel, "check", kernel.check, problem)
     return problem
 
 
-def _parse_option(name: str, option: Option, given: Mapping[str, Any]) -> Any:
+def ask(kernel: Kernel, what: str, function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)`, one of the kernel's own functions.
+
+    Raises KernelError, in one line, for whatever it raises that is no AutotuneError: a kernel may
+    be the user's, and its faults are no reason for a traceback of ours.
+    """
+    try:
+        return function(*args)
+    except AutotuneError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise KernelError(
+            f"kernel {kernel.name}: {what} raised {type(error).__name__}: {text}"
+        ) from error
+
+
+def _parse_option(kernel: Kernel, name: str, given: Mapping[str, Any]) -> Any:
+    option = kernel.options[name]
     if name not in given:
         return option.default
-    try:
-        return option.parse(given[name])
-    except ValueError as error:
-        raise InputError(
-            f"option {name}: {given[name]!r} is not allowed; {error}", path=("options", name)
-        ) from None
+
+    def parse() -> Any:
+        try:
+            return option.parse(given[name])
+        except ValueError as error:
+            raise InputError(
+                f"options.{name}: {given[name]!r} is not allowed; {error}", path=("options", name)
+            ) from None
+
+    return ask(kernel, f"option {name}", parse)
 
 
 def _checked_shape(kernel: Kernel, shape: Mapping[str, Any]) -> dict[str, int]:
@@ -146,16 +171,17 @@ def _checked_shape(kernel: Kernel, shape: Mapping[str, Any]) -> dict[str, int]:
                 f"shape entry of {kernel.name}", axis, kernel.axes, path=("shape", axis)
             )
     sizes: dict[str, int] = {}
+    required = [axis for axis in kernel.axes if axis not in kernel.axis_defaults]
     for axis in kernel.axes:
         size = shape.get(axis, kernel.axis_defaults.get(axis))
         if size is None:
             raise InputError(
-                f"shape of {kernel.name} lacks {axis!r} (needs {', '.join(kernel.axes)})",
+                f"shape: lacks {axis!r} ({kernel.name} needs {', '.join(required)})",
                 path=("shape",),
             )
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_AXIS:
             raise InputError(
-                f"shape entry {axis}: {size!r} is not allowed; a whole number from 1 to 2^31",
+                f"shape.{axis}: {size!r} is not allowed; a whole number from 1 to 2^31",
                 path=("shape", axis),
             )
         sizes[axis] = size
@@ -163,16 +189,15 @@ def _checked_shape(kernel: Kernel, shape: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _checked_dtype(kernel: Kernel, device: Device, dtype: str) -> str:
-    allowed = [d for d in kernel.dtypes if d in device.matmul_dtypes]
+    allowed = ", ".join(d for d in kernel.dtypes if d in device.matmul_dtypes) or "another device"
     if dtype not in kernel.dtypes:
         raise InputError(
-            f"dtype {dtype!r} is not one {kernel.name} has; use {', '.join(allowed)}",
+            f"dtype: {dtype!r} is not allowed; {kernel.name} on {device.name} takes {allowed}",
             path=("dtype",),
         )
     if dtype not in device.matmul_dtypes:
         raise InputError(
-            f"dtype {dtype!r} is not multiplied by {device.name}; use {', '.join(allowed)}",
-            path=("dtype",),
+            f"dtype: {dtype!r} is not multiplied by {device.name}; use {allowed}", path=("dtype",)
         )
     return dtype
 
@@ -200,12 +225,17 @@ def choice(default: str | None, *names: str) -> Option:
 
 
 def number(*, positive: bool) -> Option:
-    """An option that is a finite number, or null for off. `positive`: zero is off, less an error."""
+    """An option that is a finite number, or null for off.
+
+    `positive`: zero is off, less is an error.
+    """
 
     def parse(value: Any) -> float | None:
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("a finite number, or null")
+        if not -sys.float_info.max <= value <= sys.float_info.max:
             raise ValueError("a finite number, or null")
         if positive and value < 0:
             raise ValueError("a positive number, or 0 or null for off")
@@ -223,9 +253,53 @@ REGISTRY: dict[str, str] = {
 def load(name: str) -> Kernel:
     """The kernel called `name`: a built-in's module holds it as `KERNEL`.
 
-    Raises UnknownNameError listing the known ones.
+    `package.module:ATTRIBUTE` is the user's own, found in the current directory or on `sys.path`;
+    its `name` becomes that text, so that a worker process finds it again.
+
+    Raises:
+      UnknownNameError: an unknown kernel or attribute; the message lists the known ones.
+      InputError: no such module, or the attribute is no `Kernel`.
+      KernelError: the module could not be imported.
     """
+    if ":" in name:
+        return _load_external(name)
     if name not in REGISTRY:
         raise UnknownNameError("kernel", name, REGISTRY, path=("kernel",))
     kernel: Kernel = importlib.import_module(REGISTRY[name]).KERNEL
     return kernel
+
+
+def _load_external(name: str) -> Kernel:
+    module_name, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(p.isidentifier() for p in module_name.split(".")):
+        raise InputError(
+            f"kernel: {name!r} is not allowed; a known kernel, or package.module:ATTRIBUTE",
+            path=("kernel",),
+        )
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last: a file here must not shadow an installed module
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        missing = getattr(error, "name", None)
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
+            raise InputError(
+                f"kernel {name!r}: no module {module_name!r} in {here} or on sys.path",
+                path=("kernel",),
+            ) from None
+        text = " ".join(str(error).split())
+        raise KernelError(
+            f"kernel {name!r}: importing {module_name} raised {type(error).__name__}: {text}"
+        ) from error
+    kernel = getattr(module, attribute, None)
+    if isinstance(kernel, Kernel):
+        return dataclasses.replace(kernel, name=name)
+    if kernel is not None:
+        raise InputError(
+            f"kernel {name!r}: {attribute} is of type {type(kernel).__name__}, not an "
+            "autotune.kernels.base.Kernel",
+            path=("kernel",),
+        )
+    own = [n for n, value in vars(module).items() if isinstance(value, Kernel)]
+    raise UnknownNameError(f"kernel in {module_name}", attribute, own, path=("kernel",))

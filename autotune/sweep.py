@@ -1,0 +1,94 @@
+"""The pipeline: problems → candidates → model → compile → leaderboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune import device as devices
+from autotune import leaderboard
+from autotune.compiler import pool as compilers
+from autotune.config import Config, ProblemSpec
+from autotune.errors import NoCompilerError, NoTpuError
+from autotune.kernels import base
+from autotune.leaderboard import Board
+from autotune.progress import Progress
+from autotune.search.prune import Stages
+from autotune.search.space import candidates
+from autotune.search.study import Budget, explore
+
+DEFAULT_TRIALS = 48
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How a sweep is to run. `trials` and `seconds` override the configs' budgets.
+
+    Attributes:
+      until: last stage, `model`, `compile` or `measure`; None for as far as the machine can.
+      timeout_s: what one candidate may take to trace and compile.
+      fresh: ignore cached evidence and stored leaderboards.
+    """
+
+    until: str | None
+    results: Path
+    jobs: int
+    timeout_s: float
+    seed: int = 0
+    trials: int | None = None
+    seconds: float | None = None
+    fresh: bool = False
+
+
+def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board]:
+    """Sweeps every problem of `configs` and returns their leaderboards.
+
+    Raises:
+      NoCompilerError, NoTpuError: a stage was asked for that this machine cannot run.
+      InputError: the results directory cannot be written.
+    """
+    compiling = _reach(plan, progress) == "compile"
+    specs = {spec.problem: spec for config in configs for spec in config.problems}
+    with Stages.open(jobs=plan.jobs, timeout_s=plan.timeout_s, fresh=plan.fresh,
+                     progress=progress) as stages:  # fmt: skip
+        return [_sweep(spec, plan, stages, compiling=compiling) for spec in specs.values()]
+
+
+def _sweep(spec: ProblemSpec, plan: Plan, stages: Stages, *, compiling: bool) -> Board:
+    kernel = base.load(spec.problem.kernel)
+    device = devices.get(spec.problem.device)
+    judge = stages.judge(kernel, spec.problem)
+    judged = stages.model(judge, candidates(kernel, spec.problem, device, spec.space))
+    rows = {j.candidate: j.row for j in judged}
+    if compiling:
+        budget = Budget(
+            trials=plan.trials or spec.trials or DEFAULT_TRIALS,
+            seconds=plan.seconds or spec.seconds,
+        )
+        survivors = [j for j in judged if j.survives]
+        rows |= explore(
+            survivors, stages.compile(judge, survivors, budget), budget=budget, seed=plan.seed
+        )
+    path = leaderboard.path_of(plan.results, device.name, kernel.name, spec.problem.key)
+    return leaderboard.merge(
+        path,
+        list(rows.values()),
+        flop_convention=kernel.flop_convention,
+        replace_stored=plan.fresh,
+    )
+
+
+def _reach(plan: Plan, progress: Progress) -> str:
+    """The last stage to run here: `model` or `compile`."""
+    obstacle = compilers.unavailable()
+    if plan.until == "measure":
+        raise NoTpuError(
+            "--until measure needs a TPU attached to this machine, and there is none; "
+            "use --until compile"
+        )
+    if plan.until == "compile" and obstacle:
+        raise NoCompilerError(f"--until compile is not possible here: {obstacle}")
+    if plan.until is None and obstacle:
+        progress.note(f"autotune: {obstacle}; this sweep ends at model evidence")
+    return "model" if obstacle else plan.until or "compile"

@@ -1,122 +1,341 @@
-"""What a traced `pallas_call` says of itself: grid, windows, scratch, DMAs, branches, FLOPs."""
+"""Reads the `pallas_call`s of a traced function into the records of `call_record`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from autotune.block_moves import (
+    Moves,
+    block_axis,
+    block_moves,
+    distinct_rows,
+    smem_bytes,
+    tile_bytes,
+)
+from autotune.call_record import PallasCall, Program, Scratch, StepClass, Window
+from autotune.device import Device
+from autotune.errors import KernelError
+from autotune.outer_code import FoundCall, as_array, find_calls
+from autotune.scalar_code import UNKNOWN, ScalarCode, Table, Value, Weight
+
+__all__ = [
+    "PallasCall", "Program", "Scratch", "StepClass", "Window", "semantics_reason", "trace",
+]  # fmt: skip
+
+SEMANTICS = ("parallel", "arbitrary", "core_parallel", "subcore_parallel")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """One operand as the kernel sees it, block by block.
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """A window with its moves over the grid (None where it stays in HBM)."""
 
-    Attributes:
-      role: `input` or `output`.
-      name: operand label for bills, e.g. `input 0`.
-      array_shape, block_shape: elements; a squeezed block axis is 1.
-      dtype: element type name; `bits` its width.
-      memory: `vmem`, `smem`, or `hbm` for an operand left where it is (no window).
-      buffers: buffering levels of the pipeline (1 where the index never changes, as the
-        compiler does it).
-      copies: DMAs over the grid: a block index equal to the step before needs none.
-      bytes_copied: HBM bytes of those copies, clipped at the array's edge.
-      window_bytes: VMEM of one buffer, padded to the native tile.
-    """
-
-    role: str
-    name: str
-    array_shape: tuple[int, ...]
-    block_shape: tuple[int, ...]
-    dtype: str
-    bits: int
-    memory: str
-    buffers: int
-    copies: int
-    bytes_copied: int
-    window_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scratch:
-    """One scratch operand: VMEM / SMEM bytes padded to the native tile (semaphores are 0)."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    memory: str
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepClass:
-    """Grid steps that do the same: one entry of the pipeline timeline.
-
-    Compute of a step overlaps the copy-in of the next step and the copy-out of the one before.
-
-    Attributes:
-      steps: how many grid steps are of this class.
-      scopes: scope name -> how often it runs in one such step (0-count scopes left out).
-      next_in_bytes, next_in_copies: input DMAs issued for the step after.
-      prev_out_bytes, prev_out_copies: output DMAs of the step before.
-    """
-
-    steps: int
-    scopes: dict[str, int]
-    next_in_bytes: int
-    next_in_copies: int
-    prev_out_bytes: int
-    prev_out_copies: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PallasCall:
-    """One `pallas_call` of a program.
-
-    Attributes:
-      name: the call's `name=`; the compiler's dump files carry it.
-      grid: grid extents; `grid_steps` their product (1 for an empty grid).
-      dimension_semantics: per grid axis, or None where the call does not say.
-      vmem_limit_bytes: the call's own limit, None for the device default.
-      windows, scratch: operands and scratch.
-      temporaries_bytes: the largest set of f32/int values of the kernel body that are alive
-        together and too large for the vector registers; a lower bound that the compiler cannot
-        avoid, 0 where in doubt.
-      scopes: scope name -> executions over the whole grid. "" is code outside any named scope.
-        None as a count: the trace cannot tell (run-time data).
-      scope_flops: scope name -> FLOPs of the dots executed in it over the whole grid.
-      executed_flops: all dots over the whole grid, whole blocks and padding included.
-      classes: the timeline; their `steps` sum to `grid_steps`.
-      fill_bytes, drain_bytes: HBM bytes copied in before the first step, out after the last.
-      parallel_splits: how many TensorCores of one device can share the grid (1, or the device's
-        cores where an axis is `parallel`).
-    """
-
-    name: str
-    grid: tuple[int, ...]
-    grid_steps: int
-    dimension_semantics: tuple[str, ...] | None
-    vmem_limit_bytes: int | None
-    windows: tuple[Window, ...]
-    scratch: tuple[Scratch, ...]
-    temporaries_bytes: int
-    scopes: dict[str, int | None]
-    scope_flops: dict[str, int]
-    executed_flops: int
-    classes: tuple[StepClass, ...]
-    fill_bytes: int
-    drain_bytes: int
-    parallel_splits: int
+    window: Window
+    moves: Moves | None
 
     @property
-    def dma_count(self) -> int:
-        return sum(w.copies for w in self.windows)
+    def copied(self) -> np.ndarray:
+        """bool[steps]: copied in before the step, or written back after it."""
+        assert self.moves is not None
+        return self.moves.last_of_run if self.window.role == "output" else self.moves.changed
 
-    @property
-    def hbm_bytes(self) -> int:
-        return sum(w.bytes_copied for w in self.windows)
+    def bytes_at(self, step: int) -> int:
+        """Bytes its copy of one step moves."""
+        assert self.moves is not None
+        tiled = self.moves.tiled
+        return (tiled if isinstance(tiled, int) else int(tiled[step])) * self.window.bits // 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
-    """All `pallas_call`s of a traced function, in program order."""
+def trace(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Program:
+    """Reads every `pallas_call` of `fn(*args)` without running it.
 
-    calls: tuple[PallasCall, ...] = field(default_factory=tuple)
+    Args:
+      args: arrays or `jax.ShapeDtypeStruct`s.
+      device: what a kernel that asks for the chip while it is traced is told.
+
+    Raises:
+      KernelError: `fn` raised, holds no `pallas_call`, or a call's grid or dimension semantics
+        cannot be read.
+    """
+    name = getattr(fn, "__qualname__", type(fn).__name__)
+    try:
+        found = find_calls(_jaxpr(fn, args, device))
+    except Exception as error:  # whatever somebody's kernel raises
+        text = (str(error).strip() or "no message").splitlines()[0]
+        raise KernelError(f"{name} raised {type(error).__name__}: {text}") from error
+    if not found:
+        raise KernelError(f"{name} holds no pallas_call: there is nothing to tune")
+    return Program(calls=tuple(_read_call(call, device) for call in found))
+
+
+def _jaxpr(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Any:
+    """The jaxpr, traced plainly or, where that fails, as on `device`.
+
+    A kernel may ask for the chip (`pltpu.get_tpu_info()`), which only works where one is attached
+    or inside an abstract mesh; a mesh in turn refuses the eager work of other kernels.
+    """
+    try:
+        return jax.make_jaxpr(fn)(*args)
+    except Exception as plain:  # see `trace`
+        try:
+            with _as_on(device):
+                return jax.make_jaxpr(fn)(*args)
+        except Exception as on_device:
+            raise (on_device if _asked_for_chip(plain) else plain) from None
+
+
+@contextlib.contextmanager
+def _as_on(device: Device) -> Iterator[None]:
+    chip = jax.sharding.AbstractDevice(
+        device_kind=device.kind, num_cores=device.cores, platform="tpu"
+    )
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=chip)
+    with jax.sharding.use_abstract_mesh(mesh):
+        yield
+
+
+def _asked_for_chip(error: BaseException) -> bool:
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_name.startswith("get_tpu_info"):
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _read_call(call: FoundCall, device: Device) -> PallasCall:
+    params = call.eqn.params
+    mapping, body, compiler = (
+        params["grid_mapping"], params["jaxpr"], params["compiler_params"],
+    )  # fmt: skip
+    name = params.get("name") or body.debug_info.func_name
+    dynamic = mapping.num_dynamic_grid_bounds
+    grid = _grid(name, mapping.grid, call.operands[:dynamic])
+    index_count = mapping.num_index_operands
+    tables = [_table(value()) for value in call.operands[dynamic : dynamic + index_count]]
+    axes = tuple(n for n in range(len(grid)) if n not in mapping.vmapped_dims)
+    code = ScalarCode(grid=grid or (1,), program_axes=axes)
+    operands = [
+        _operand(code, block, tables, n, mapping.num_inputs)
+        for n, block in enumerate(mapping.block_mappings)
+    ]
+    rest = [UNKNOWN] * (len(body.invars) - index_count)
+    code.run(body, [*tables, *rest])
+    semantics = _semantics(name, compiler, grid, mapping.vmapped_dims)
+    steps = math.prod(grid)
+    scopes = {"": steps} | {
+        scope: None if scope in code.counts.unsure else _total(count, grid)
+        for scope, count in code.counts.scopes.items()
+    }
+    flops = {scope: _total(count, grid) for scope, count in code.counts.flops.items()}
+    classes, fill, drain = _timeline(code, operands, steps)
+    return PallasCall(
+        name=name, grid=grid, grid_steps=steps, dimension_semantics=semantics,
+        vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
+        windows=tuple(operand.window for operand in operands),
+        scratch=_scratch(mapping, body, index_count), temporaries_bytes=0,
+        scopes=scopes, scope_flops=flops, executed_flops=sum(flops.values()),
+        classes=classes, fill_bytes=fill, drain_bytes=drain,
+        parallel_splits=_splits(semantics, grid, device), repeats=call.repeats,
+        scope_regions=dict(code.counts.regions),
+        loop_trips={scope: _total(n, grid) for scope, n in code.counts.loop_trips.items()},
+        revisited_axes=_revisited(operands),
+    )  # fmt: skip
+
+
+def _grid(
+    name: str, extents: Sequence[Any], bounds: Sequence[Callable[[], Any]]
+) -> tuple[int, ...]:
+    known = iter(bounds)
+    grid = []
+    for extent in extents:
+        value = extent if isinstance(extent, int | np.integer) else as_array(next(known)())
+        if value is None:
+            raise KernelError(f"the grid of {name} depends on run-time data: {tuple(extents)}")
+        grid.append(int(value))
+    return tuple(grid)
+
+
+def _table(value: Any) -> Value:
+    array = as_array(value)
+    return UNKNOWN if array is None else Table(array)
+
+
+def _memory(space: Any) -> str:
+    """`vmem`, `smem` or `hbm`, of a Ref's memory space (default: VMEM, any: left in HBM)."""
+    text = "vmem" if space is None else str(getattr(space, "value", space))
+    return {"default": "vmem", "any": "hbm", "device": "vmem"}.get(text, text)
+
+
+def _bits(dtype: Any) -> int:
+    name = str(dtype)
+    if name.startswith(("int4", "uint4", "float4")):
+        return 4
+    if name.startswith(("int2", "uint2")):
+        return 2
+    return int(getattr(dtype, "itemsize", 0)) * 8
+
+
+def _operand(
+    code: ScalarCode, block: Any, tables: Sequence[Value], number: int, inputs: int
+) -> _Operand:
+    role, n = ("input", number) if number < inputs else ("output", number - inputs)
+    array, ref = block.array_aval, block.transformed_block_aval
+    memory, bits = _memory(ref.memory_space), _bits(array.dtype)
+    axes = [block_axis(dim) for dim in block.block_shape]
+    shape = tuple(axis.size for axis in axes)
+    moves = None
+    copies = copied = moved = size = 0
+    buffers = 1
+    if memory in ("vmem", "smem"):
+        moves = block_moves(code, block.index_map_jaxpr, tables, axes, array.shape, bits)
+        size = smem_bytes(shape) if memory == "smem" else tile_bytes(shape, bits)
+        happens = moves.changed if role == "input" else moves.last_of_run
+        copies = int(np.count_nonzero(happens))
+        copied, moved = (_sum(happens, n) * bits // 8 for n in (moves.elements, moves.tiled))
+        mode = getattr(block, "pipeline_mode", None)
+        buffers = 1 if moves.constant else getattr(mode, "buffer_count", 2)
+    window = Window(
+        role=role, name=f"{role} {n}", array_shape=tuple(array.shape), block_shape=shape,
+        dtype=str(array.dtype), bits=bits, memory=memory, buffers=buffers, copies=copies,
+        bytes_copied=copied, window_bytes=size, bytes_moved=moved,
+        exact=moves is None or moves.exact,
+    )  # fmt: skip
+    return _Operand(window, moves)
+
+
+def _sum(happens: np.ndarray, elements: np.ndarray | int) -> int:
+    if isinstance(elements, int):
+        return int(np.count_nonzero(happens)) * elements
+    return int(elements[happens].sum())
+
+
+def _scratch(mapping: Any, body: Any, index_count: int) -> tuple[Scratch, ...]:
+    """Scratch operands, and the prefetched tables, which live in SMEM for the whole call."""
+    prefetched = [("prefetch", var.aval) for var in body.invars[:index_count]]
+    scratch = [("scratch", aval) for aval in mapping.scratch_avals]
+    found = []
+    for group in (prefetched, scratch):
+        for n, (label, aval) in enumerate(group):
+            memory = "smem" if label == "prefetch" else _memory(aval.memory_space)
+            bits = _bits(aval.dtype)
+            size = {"vmem": tile_bytes(aval.shape, bits), "smem": smem_bytes(aval.shape)}
+            found.append(
+                Scratch(
+                    name=f"{label} {n}", shape=tuple(aval.shape), dtype=str(aval.dtype),
+                    memory=memory, bytes=size.get(memory, 0),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def _semantics(
+    name: str, compiler: Any, grid: tuple[int, ...], vmapped: Sequence[int]
+) -> tuple[str, ...] | None:
+    given = getattr(compiler, "dimension_semantics", None)
+    if given is None:
+        return None
+    words = [str(getattr(word, "value", word)).lower() for word in given]
+    for word in words:
+        if word not in SEMANTICS:
+            raise KernelError(
+                f"dimension_semantics of {name}: {word!r} is unknown; use {', '.join(SEMANTICS)}"
+            )
+    if len(words) != len(grid) - len(vmapped):
+        raise KernelError(
+            f"dimension_semantics of {name} has {len(words)} entries for a grid of"
+            f" {len(grid) - len(vmapped)} axes: {tuple(words)}"
+        )
+    own = iter(words)
+    return tuple("parallel" if n in vmapped else next(own) for n in range(len(grid)))
+
+
+def semantics_reason(call: PallasCall) -> str | None:
+    """Why the call's dimension semantics are unsafe, or None.
+
+    Along an axis where an output block is revisited, steps build on each other (a reduction, a
+    scratch carried on); on a chip whose cores share a `parallel` axis they would race.
+    """
+    for axis in sorted(call.revisited_axes):
+        word = (call.dimension_semantics or ("arbitrary",) * len(call.grid))[axis]
+        if word != "arbitrary":
+            return f"axis {axis} of {call.name} is a reduction and is marked {word}"
+    return None
+
+
+def _revisited(operands: Sequence[_Operand]) -> tuple[int, ...]:
+    axes: set[int] = set()
+    for operand in operands:
+        if operand.moves is not None and operand.window.role == "output":
+            axes |= operand.moves.revisited
+    return tuple(sorted(axes))
+
+
+def _splits(semantics: Sequence[str] | None, grid: Sequence[int], device: Device) -> int:
+    pairs = zip(semantics or (), grid, strict=False)
+    return device.cores if any(w.endswith("parallel") and n > 1 for w, n in pairs) else 1
+
+
+def _total(count: Weight, grid: tuple[int, ...]) -> int:
+    steps = math.prod(grid)
+    if isinstance(count, int):
+        return count * steps
+    return int(count.sum(dtype=object)) * (steps // int(count.size))
+
+
+def _timeline(
+    code: ScalarCode, operands: Sequence[_Operand], steps: int
+) -> tuple[tuple[StepClass, ...], int, int]:
+    """Step classes, and the bytes moved before the first step and after the last."""
+    names = list(code.counts.scopes)
+    counts = [_flat(code.counts.scopes[name], code.grid) for name in names]
+    moving = [operand for operand in operands if operand.moves is not None]
+    columns = counts + [column for operand in moving for column in _neighbour_columns(operand)]
+    totals: dict[tuple[Any, ...], int] = {}
+    for first, number in zip(*map(np.ndarray.tolist, distinct_rows(columns, steps)), strict=True):
+        ran = tuple(c if isinstance(c, int) else int(c[first]) for c in counts)
+        after = _moved(moving, "input", first + 1) if first + 1 < steps else (0, 0)
+        before = _moved(moving, "output", first - 1) if first else (0, 0)
+        key = (ran, *after, *before)
+        totals[key] = totals.get(key, 0) + number
+    classes = tuple(
+        StepClass(
+            steps=number, scopes={n: c for n, c in zip(names, ran, strict=True) if c},
+            next_in_bytes=numbers[0], next_in_copies=numbers[1],
+            prev_out_bytes=numbers[2], prev_out_copies=numbers[3],
+        )
+        for (ran, *numbers), number in totals.items()
+    )  # fmt: skip
+    return classes, _moved(moving, "input", 0)[0], _moved(moving, "output", steps - 1)[0]
+
+
+def _neighbour_columns(operand: _Operand) -> list[np.ndarray | int]:
+    """What tells steps apart: is the neighbour's block copied, and how much of it exists."""
+    assert operand.moves is not None
+    ahead = operand.window.role == "input"
+    copied = operand.copied
+    columns: list[np.ndarray | int] = [
+        np.append(copied[1:], False) if ahead else np.append(False, copied[:-1])
+    ]
+    if not isinstance(operand.moves.tiled, int):
+        sizes = operand.moves.tiled * copied
+        columns.append(np.append(sizes[1:], 0) if ahead else np.append(0, sizes[:-1]))
+    return columns
+
+
+def _moved(moving: Sequence[_Operand], role: str, step: int) -> tuple[int, int]:
+    """(bytes, copies) of the inputs copied in before a step, or the outputs written after it."""
+    happen = [o for o in moving if o.window.role == role and o.copied[step]]
+    return sum(operand.bytes_at(step) for operand in happen), len(happen)
+
+
+def _flat(count: Weight, grid: tuple[int, ...]) -> np.ndarray | int:
+    if isinstance(count, int):
+        return count
+    return np.broadcast_to(count, grid).reshape(-1)

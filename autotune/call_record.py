@@ -1,0 +1,139 @@
+"""What a traced `pallas_call` says of itself: grid, windows, scratch, DMAs, branches, FLOPs.
+
+Records only, and no jax import; `pallas_call.trace` fills them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """One operand as the kernel sees it, block by block.
+
+    Attributes:
+      role: `input` or `output`.
+      name: operand label for bills, e.g. `input 0`.
+      array_shape, block_shape: elements; a squeezed block axis is 1.
+      dtype: element type name; `bits` its width.
+      memory: `vmem`, `smem`, or `hbm` for an operand left where it is (no window).
+      buffers: buffering levels of the pipeline (1 where the index never changes, as the
+        compiler does it).
+      copies: DMAs over the grid: a block index equal to the step before needs none.
+      bytes_copied: HBM bytes of those copies, clipped at the array's edge.
+      window_bytes: VMEM of one buffer, padded to the native tile.
+      bytes_moved: `bytes_copied` in whole native tiles, which is what a DMA moves: a head
+        dimension of 64 costs the traffic of 128.
+      exact: False where the index map rests on run-time data; then every step counts as a copy.
+    """
+
+    role: str
+    name: str
+    array_shape: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    dtype: str
+    bits: int
+    memory: str
+    buffers: int
+    copies: int
+    bytes_copied: int
+    window_bytes: int
+    bytes_moved: int = 0
+    exact: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scratch:
+    """One scratch operand: VMEM / SMEM bytes padded to the native tile (semaphores are 0)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    memory: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepClass:
+    """Grid steps that do the same: one entry of the pipeline timeline.
+
+    Compute of a step overlaps the copy-in of the next step and the copy-out of the one before.
+
+    Attributes:
+      steps: how many grid steps are of this class.
+      scopes: scope name -> how often it runs in one such step (0-count scopes left out).
+      next_in_bytes, next_in_copies: input DMAs issued for the step after.
+      prev_out_bytes, prev_out_copies: output DMAs of the step before.
+    """
+
+    steps: int
+    scopes: dict[str, int]
+    next_in_bytes: int
+    next_in_copies: int
+    prev_out_bytes: int
+    prev_out_copies: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PallasCall:
+    """One `pallas_call` of a program.
+
+    Attributes:
+      name: the call's `name=`; the compiler's dump files carry it.
+      grid: grid extents; `grid_steps` their product (1 for an empty grid).
+      dimension_semantics: per grid axis, or None where the call does not say.
+      vmem_limit_bytes: the call's own limit, None for the device default.
+      windows, scratch: operands and scratch.
+      temporaries_bytes: the largest set of f32/int values of the kernel body that are alive
+        together and too large for the vector registers; a lower bound that the compiler cannot
+        avoid, 0 where in doubt.
+      scopes: scope name -> executions over the whole grid. "" is code outside any named scope.
+        None as a count: the trace cannot tell (run-time data).
+      scope_flops: scope name -> FLOPs of the dots executed in it over the whole grid.
+      executed_flops: all dots over the whole grid, whole blocks and padding included.
+      classes: the timeline; their `steps` sum to `grid_steps`.
+      fill_bytes, drain_bytes: HBM bytes copied in before the first step, out after the last.
+      parallel_splits: how many TensorCores of one device can share the grid (1, or the device's
+        cores where an axis is `parallel`).
+      repeats: times one run of the program makes this call (a call inside a scan).
+      scope_regions: scope name -> times it stands in the program text (unrolled loops, both
+        branches of a cond). Cycles of a scope = its bundles · executions / regions.
+      loop_trips: scope name -> iterations of loops that lie directly in it, over the grid.
+      revisited_axes: grid axes along which an output block is revisited.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    grid_steps: int
+    dimension_semantics: tuple[str, ...] | None
+    vmem_limit_bytes: int | None
+    windows: tuple[Window, ...]
+    scratch: tuple[Scratch, ...]
+    temporaries_bytes: int
+    scopes: dict[str, int | None]
+    scope_flops: dict[str, int]
+    executed_flops: int
+    classes: tuple[StepClass, ...]
+    fill_bytes: int
+    drain_bytes: int
+    parallel_splits: int
+    repeats: int = 1
+    scope_regions: dict[str, int] = field(default_factory=dict)
+    loop_trips: dict[str, int] = field(default_factory=dict)
+    revisited_axes: tuple[int, ...] = ()
+
+    @property
+    def dma_count(self) -> int:
+        return sum(w.copies for w in self.windows)
+
+    @property
+    def hbm_bytes(self) -> int:
+        return sum(w.bytes_copied for w in self.windows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """All `pallas_call`s of a traced function, in program order."""
+
+    calls: tuple[PallasCall, ...] = field(default_factory=tuple)

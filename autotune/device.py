@@ -9,10 +9,14 @@ SMEM and MXU figures per TensorCore.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 from autotune.errors import UnknownNameError
 
+KIB = 2**10
 MIB = 2**20
 
 
@@ -30,7 +34,14 @@ class Device:
       vmem_bytes, smem_bytes: on-chip memory per TensorCore.
       scoped_vmem_bytes: default limit for a kernel's VMEM. Source: the compiler's own
         refusals ("limit 16.00M"), jax 0.10.2 + libtpu 0.0.42.1 and jax 0.12.0.1 + libtpu 0.0.50.1.
+      reserved_vmem_bytes: of `vmem_bytes`, what no kernel gets whatever its limit. Source: the
+        largest scratch that compiles, by bisection to 4 KiB, on both stacks (the smaller where
+        they differ: tpu7x keeps 64 KiB back on libtpu 0.0.50.1 and nothing on 0.0.42.1).
+      parks_operands: XLA may hold a whole small input in VMEM, so that it needs no window.
       hbm_bytes, hbm_bytes_per_s: memory and its peak bandwidth per JAX device.
+      hbm_efficiency: share of that peak a copy reaches. Source: 8 GiB copied on tpu7x at 3.21e12
+        B/s, read and write together (AI-Hypercomputer accelerator-microbenchmarks, Ironwood,
+        hbm.md); the other chips take tpu7x's for want of their own.
       peak_ops_per_s: dtype name -> peak multiply-add throughput (2 ops each) per JAX device.
       matmul_dtypes: operand dtypes the MXU multiplies, from `TpuInfo.is_matmul_supported`.
       step_overhead_s: fixed cost of a grid step; `skip_overhead_s`: of a step that does nothing.
@@ -47,13 +58,26 @@ class Device:
     vmem_bytes: int
     smem_bytes: int
     scoped_vmem_bytes: int
+    reserved_vmem_bytes: int
+    parks_operands: bool
     hbm_bytes: int
     hbm_bytes_per_s: float
+    hbm_efficiency: float
     peak_ops_per_s: dict[str, float]
     matmul_dtypes: frozenset[str]
     step_overhead_s: float
     skip_overhead_s: float
     overhead_source: str
+
+    @property
+    def usable_vmem_bytes(self) -> int:
+        """VMEM of a TensorCore that kernels can have."""
+        return self.vmem_bytes - self.reserved_vmem_bytes
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """HBM bandwidth that copies reach, per JAX device; reads and writes together."""
+        return self.hbm_bytes_per_s * self.hbm_efficiency
 
     @property
     def mxu_rows_per_cycle(self) -> int:
@@ -88,7 +112,8 @@ DEVICES: dict[str, Device] = {
         Device(
             name="v4", kind="TPU v4", topology="v4:2x2x1", generation=4, cores=2,
             num_mxus=4, mxu_size=128, vmem_bytes=16 * MIB, smem_bytes=MIB,
-            scoped_vmem_bytes=16 * MIB, hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.23e12,
+            scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=0, parks_operands=False,
+            hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.23e12, hbm_efficiency=0.87,
             peak_ops_per_s={"bfloat16": 2.75e14},
             matmul_dtypes=frozenset({"float32", "bfloat16"}),
             step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
@@ -96,7 +121,8 @@ DEVICES: dict[str, Device] = {
         Device(
             name="v5e", kind="TPU v5 lite", topology="v5e:2x2", generation=5, cores=1,
             num_mxus=4, mxu_size=128, vmem_bytes=128 * MIB, smem_bytes=MIB,
-            scoped_vmem_bytes=16 * MIB, hbm_bytes=17_200_000_000, hbm_bytes_per_s=8.2e11,
+            scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=0, parks_operands=False,
+            hbm_bytes=17_200_000_000, hbm_bytes_per_s=8.2e11, hbm_efficiency=0.87,
             peak_ops_per_s={"bfloat16": 1.97e14, "int8": 3.94e14, "int4": 7.88e14},
             matmul_dtypes=_FP8_5_6,
             step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
@@ -104,7 +130,8 @@ DEVICES: dict[str, Device] = {
         Device(
             name="v5p", kind="TPU v5", topology="v5p:2x2x1", generation=5, cores=2,
             num_mxus=4, mxu_size=128, vmem_bytes=64 * MIB, smem_bytes=MIB,
-            scoped_vmem_bytes=16 * MIB, hbm_bytes=103_000_000_000, hbm_bytes_per_s=2.46e12,
+            scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=64 * KIB, parks_operands=False,
+            hbm_bytes=103_000_000_000, hbm_bytes_per_s=2.46e12, hbm_efficiency=0.87,
             peak_ops_per_s={"bfloat16": 4.59e14, "int8": 9.18e14, "int4": 1.84e15},
             matmul_dtypes=_FP8_5_6,
             step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
@@ -112,7 +139,8 @@ DEVICES: dict[str, Device] = {
         Device(
             name="v6e", kind="TPU v6 lite", topology="v6e:2x2", generation=6, cores=1,
             num_mxus=2, mxu_size=256, vmem_bytes=128 * MIB, smem_bytes=MIB,
-            scoped_vmem_bytes=32 * MIB, hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.64e12,
+            scoped_vmem_bytes=32 * MIB, reserved_vmem_bytes=64 * KIB, parks_operands=False,
+            hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.64e12, hbm_efficiency=0.87,
             peak_ops_per_s={
                 "bfloat16": 9.2e14, "int8": 1.84e15, "int4": 3.68e15,
                 "float8_e5m2": 9.2e14, "float8_e4m3b11fnuz": 9.2e14,
@@ -123,7 +151,8 @@ DEVICES: dict[str, Device] = {
         Device(
             name="tpu7x", kind="TPU7x", topology="tpu7x:2x2x1", generation=7, cores=1,
             num_mxus=2, mxu_size=256, vmem_bytes=64 * MIB, smem_bytes=MIB,
-            scoped_vmem_bytes=32 * MIB, hbm_bytes=103_000_000_000, hbm_bytes_per_s=3.7e12,
+            scoped_vmem_bytes=32 * MIB, reserved_vmem_bytes=0, parks_operands=True,
+            hbm_bytes=103_000_000_000, hbm_bytes_per_s=3.7e12, hbm_efficiency=0.87,
             peak_ops_per_s={
                 "bfloat16": 1.155e15, "float8_e4m3fn": 2.3e15, "float8_e5m2": 2.3e15,
             },
@@ -146,3 +175,34 @@ def get(name: str) -> Device:
 def of_kind(kind: str) -> Device | None:
     """The device whose `jax.Device.device_kind` is `kind`; None when autotune does not know it."""
     return next((d for d in DEVICES.values() if d.kind == kind), None)
+
+
+def attached(*, timeout_s: float = 120.0) -> Device | None:
+    """The TPU attached to this machine; None where there is none.
+
+    Asked of JAX in a process of its own: a chip belongs to the process that opened it, and this
+    one must leave it to the worker that measures. Takes about two seconds.
+
+    Raises:
+      UnknownNameError: a TPU of a kind that autotune has no figures for.
+    """
+    ask = "import jax; print('kind:' + jax.devices('tpu')[0].device_kind)"
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", ask],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            # What the compile workers set so as to need no chip would hide the one that is there.
+            env={k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"},
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return None
+    kinds = [row.removeprefix("kind:") for row in answer.splitlines() if row.startswith("kind:")]
+    if not kinds:
+        return None
+    device = of_kind(kinds[0])
+    if device is None:
+        raise UnknownNameError("kind of TPU", kinds[0], (d.kind for d in DEVICES.values()))
+    return device

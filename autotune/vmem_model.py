@@ -1,0 +1,175 @@
+"""What a traced call needs of VMEM, SMEM and HBM, and whether the compiler will surely refuse it.
+
+A lower bound, never an estimate: doubt goes to the compiler. docs/vmem-and-latency-model.md holds
+the measurements behind each rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.device import MIB, Device
+
+if TYPE_CHECKING:
+    from autotune.call_record import PallasCall, Program, Window
+
+KINDS = ("window", "scratch", "temporary")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """One line of a VMEM bill.
+
+    Attributes:
+      name: operand label, `scratch 0` or `temporaries`.
+      kind: `window`, `scratch` or `temporary`.
+      bytes: all its buffers, padded to the native tile.
+      may_vanish: XLA may park the whole operand in VMEM outside the kernel's limit, so the
+        window may cost nothing.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    may_vanish: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.bytes < 0:
+            raise ValueError(f"{self.name} has {self.bytes} bytes; 0 or more are allowed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VmemBill:
+    """VMEM of one call by allocation, in bytes per TensorCore.
+
+    `total` is with every window in place; `least` is what the compiler cannot do without.
+    """
+
+    allocations: tuple[Allocation, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(a.bytes for a in self.allocations)
+
+    @property
+    def least(self) -> int:
+        return sum(a.bytes for a in self.allocations if not a.may_vanish)
+
+    @property
+    def windows(self) -> int:
+        return self._of("window")
+
+    @property
+    def scratch(self) -> int:
+        return self._of("scratch")
+
+    @property
+    def temporaries(self) -> int:
+        return self._of("temporary")
+
+    def _of(self, kind: str) -> int:
+        return sum(a.bytes for a in self.allocations if a.kind == kind)
+
+
+def vmem_limit_bytes(call: PallasCall, device: Device) -> int:
+    """The call's own limit on its VMEM, or the device's default; bytes per TensorCore."""
+    if call.vmem_limit_bytes is None:
+        return device.scoped_vmem_bytes
+    return call.vmem_limit_bytes
+
+
+def vmem_bill(call: PallasCall, device: Device) -> VmemBill:
+    """VMEM of `call`: windows times buffers, scratch, and temporaries that must leave registers."""
+    spare = device.vmem_bytes - vmem_limit_bytes(call, device)
+    windows = (
+        Allocation(
+            name=w.name,
+            kind="window",
+            bytes=w.window_bytes * w.buffers,
+            may_vanish=_may_be_parked(w, device, spare),
+        )
+        for w in call.windows
+        if w.memory == "vmem"
+    )
+    scratch = (
+        Allocation(name=s.name, kind="scratch", bytes=s.bytes)
+        for s in call.scratch
+        if s.memory == "vmem" and s.bytes
+    )
+    temporaries = Allocation(name="temporaries", kind="temporary", bytes=call.temporaries_bytes)
+    return VmemBill(allocations=(*windows, *scratch, temporaries))
+
+
+def _may_be_parked(window: Window, device: Device, spare_bytes: int) -> bool:
+    """Whether XLA may hold the whole input in VMEM, so that the kernel allocates no window.
+
+    Seen on tpu7x only, for inputs that fit into the VMEM outside the kernel's limit (16 MiB beside
+    a limit of 32 MiB, not 24; never an output, never on v6e).
+    """
+    return device.parks_operands and window.role == "input" and _array_bytes(window) <= spare_bytes
+
+
+def _array_bytes(window: Window) -> int:
+    """HBM bytes of the whole operand without padding."""
+    elements = 1
+    for size in window.array_shape:
+        elements *= size
+    return -(-elements * window.bits // 8)
+
+
+def rejection(program: Program, device: Device) -> str | None:
+    """Why the compiler will surely refuse `program`, with both numbers; None where it may not."""
+    for call in program.calls:
+        reason = (
+            _vmem_reason(call, device) or _smem_reason(call, device) or _hbm_reason(call, device)
+        )
+        if reason:
+            return f"{call.name}: {reason}" if len(program.calls) > 1 else reason
+    return None
+
+
+def _vmem_reason(call: PallasCall, device: Device) -> str | None:
+    limit = vmem_limit_bytes(call, device)
+    if limit > device.vmem_bytes:
+        return (
+            f"VMEM limit {_mib(limit)} is more than the {_mib(device.vmem_bytes)}"
+            f" a TensorCore of {device.name} has"
+        )
+    bill = vmem_bill(call, device)
+    allowed = min(limit, device.usable_vmem_bytes)
+    if bill.least <= allowed:
+        return None
+    return f"needs at least {_mib(bill.least)} of VMEM, of {_mib(allowed)} allowed on {device.name}"
+
+
+def _smem_reason(call: PallasCall, device: Device) -> str | None:
+    windows = sum(w.window_bytes * w.buffers for w in call.windows if w.memory == "smem")
+    need = windows + sum(s.bytes for s in call.scratch if s.memory == "smem")
+    if need <= device.smem_bytes:
+        return None
+    return f"needs {_mib(need)} of SMEM, of {_mib(device.smem_bytes)} on {device.name}"
+
+
+def _hbm_reason(call: PallasCall, device: Device) -> str | None:
+    """Operands beyond HBM. Operands alike in shape and dtype count once: they may be one array
+    (an output aliased to its input, an argument passed twice)."""
+    need = sum(_distinct_bytes(call.windows))
+    if need <= device.hbm_bytes:
+        return None
+    return f"operands need {_gib(need)} of HBM, of {_gib(device.hbm_bytes)} on {device.name}"
+
+
+def _distinct_bytes(windows: Iterable[Window]) -> Iterable[int]:
+    return {(w.array_shape, w.dtype): _array_bytes(w) for w in windows}.values()
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.2f} MiB"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -65,6 +65,9 @@ class StepClass:
       scopes: scope name -> how often it runs in one such step (0-count scopes left out).
       next_in_bytes, next_in_copies: input DMAs issued for the step after.
       prev_out_bytes, prev_out_copies: output DMAs of the step before.
+      flops: FLOPs of the dots executed in one such step.
+
+    Bytes are whole native tiles (`Window.bytes_moved`).
     """
 
     steps: int
@@ -73,6 +76,7 @@ class StepClass:
     next_in_copies: int
     prev_out_bytes: int
     prev_out_copies: int
+    flops: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +105,8 @@ class PallasCall:
         branches of a cond). Cycles of a scope = its bundles · executions / regions.
       loop_trips: scope name -> iterations of loops that lie directly in it, over the grid.
       revisited_axes: grid axes along which an output block is revisited.
+      branches: per `cond` of the kernel, in program order, the executions of each branch over the
+        grid; None where its predicate rests on run-time data.
     """
 
     name: str
@@ -122,6 +128,7 @@ class PallasCall:
     scope_regions: dict[str, int] = field(default_factory=dict)
     loop_trips: dict[str, int] = field(default_factory=dict)
     revisited_axes: tuple[int, ...] = ()
+    branches: tuple[tuple[int | None, ...], ...] = ()
 
     @property
     def dma_count(self) -> int:

@@ -5,51 +5,24 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from autotune.block_moves import (
-    Moves,
-    block_axis,
-    block_moves,
-    distinct_rows,
-    smem_bytes,
-    tile_bytes,
-)
+from autotune.block_moves import block_axis, block_moves, smem_bytes, tile_bytes
 from autotune.call_record import PallasCall, Program, Scratch, StepClass, Window
 from autotune.device import Device
 from autotune.errors import KernelError
 from autotune.outer_code import FoundCall, as_array, find_calls
 from autotune.scalar_code import UNKNOWN, ScalarCode, Table, Value, Weight
+from autotune.timeline import Operand, timeline
 
 __all__ = [
     "PallasCall", "Program", "Scratch", "StepClass", "Window", "semantics_reason", "trace",
 ]  # fmt: skip
 
 SEMANTICS = ("parallel", "arbitrary", "core_parallel", "subcore_parallel")
-
-
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    """A window with its moves over the grid (None where it stays in HBM)."""
-
-    window: Window
-    moves: Moves | None
-
-    @property
-    def copied(self) -> np.ndarray:
-        """bool[steps]: copied in before the step, or written back after it."""
-        assert self.moves is not None
-        return self.moves.last_of_run if self.window.role == "output" else self.moves.changed
-
-    def bytes_at(self, step: int) -> int:
-        """Bytes its copy of one step moves."""
-        assert self.moves is not None
-        tiled = self.moves.tiled
-        return (tiled if isinstance(tiled, int) else int(tiled[step])) * self.window.bits // 8
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Program:
@@ -134,7 +107,7 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
         for scope, count in code.counts.scopes.items()
     }
     flops = {scope: _total(count, grid) for scope, count in code.counts.flops.items()}
-    classes, fill, drain = _timeline(code, operands, steps)
+    classes, fill, drain = timeline(code, operands, steps)
     return PallasCall(
         name=name, grid=grid, grid_steps=steps, dimension_semantics=semantics,
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
@@ -145,8 +118,16 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
         parallel_splits=_splits(semantics, grid, device), repeats=call.repeats,
         scope_regions=dict(code.counts.regions),
         loop_trips={scope: _total(n, grid) for scope, n in code.counts.loop_trips.items()},
-        revisited_axes=_revisited(operands),
+        revisited_axes=_revisited(operands, grid, axes),
+        branches=_branches(code, grid),
     )  # fmt: skip
+
+
+def _branches(code: ScalarCode, grid: tuple[int, ...]) -> tuple[tuple[int | None, ...], ...]:
+    return tuple(
+        tuple(None if weight is None else _total(weight, grid) for weight in weights)
+        for weights in code.counts.branches.values()
+    )
 
 
 def _grid(
@@ -184,7 +165,7 @@ def _bits(dtype: Any) -> int:
 
 def _operand(
     code: ScalarCode, block: Any, tables: Sequence[Value], number: int, inputs: int
-) -> _Operand:
+) -> Operand:
     role, n = ("input", number) if number < inputs else ("output", number - inputs)
     array, ref = block.array_aval, block.transformed_block_aval
     memory, bits = _memory(ref.memory_space), _bits(array.dtype)
@@ -207,7 +188,7 @@ def _operand(
         bytes_copied=copied, window_bytes=size, bytes_moved=moved,
         exact=moves is None or moves.exact,
     )  # fmt: skip
-    return _Operand(window, moves)
+    return Operand(window, moves)
 
 
 def _sum(happens: np.ndarray, elements: np.ndarray | int) -> int:
@@ -224,12 +205,15 @@ def _scratch(mapping: Any, body: Any, index_count: int) -> tuple[Scratch, ...]:
     for group in (prefetched, scratch):
         for n, (label, aval) in enumerate(group):
             memory = "smem" if label == "prefetch" else _memory(aval.memory_space)
-            bits = _bits(aval.dtype)
-            size = {"vmem": tile_bytes(aval.shape, bits), "smem": smem_bytes(aval.shape)}
+            size = 0  # of semaphores
+            if memory == "vmem":
+                size = tile_bytes(aval.shape, _bits(aval.dtype))
+            elif memory == "smem":
+                size = smem_bytes(aval.shape)
             found.append(
                 Scratch(
                     name=f"{label} {n}", shape=tuple(aval.shape), dtype=str(aval.dtype),
-                    memory=memory, bytes=size.get(memory, 0),
+                    memory=memory, bytes=size,
                 )
             )  # fmt: skip
     return tuple(found)
@@ -269,12 +253,18 @@ def semantics_reason(call: PallasCall) -> str | None:
     return None
 
 
-def _revisited(operands: Sequence[_Operand]) -> tuple[int, ...]:
-    axes: set[int] = set()
-    for operand in operands:
-        if operand.moves is not None and operand.window.role == "output":
-            axes |= operand.moves.revisited
-    return tuple(sorted(axes))
+def _revisited(
+    operands: Sequence[Operand], grid: Sequence[int], own: Sequence[int]
+) -> tuple[int, ...]:
+    """Grid axes along which steps build on an output block, by all outputs that are results.
+
+    An output revisited along every axis the kernel knows of (`own`: not those of `vmap`) is
+    scratch in disguise, as JAX's splash has it, unless the call has no other output.
+    """
+    outputs = [o.moves.revisited for o in operands if o.window.role == "output" and o.moves]
+    everywhere = {axis for axis in own if grid[axis] > 1}
+    results = [axes for axes in outputs if not everywhere <= axes] or outputs
+    return tuple(sorted(set().union(*results)))
 
 
 def _splits(semantics: Sequence[str] | None, grid: Sequence[int], device: Device) -> int:
@@ -287,55 +277,3 @@ def _total(count: Weight, grid: tuple[int, ...]) -> int:
     if isinstance(count, int):
         return count * steps
     return int(count.sum(dtype=object)) * (steps // int(count.size))
-
-
-def _timeline(
-    code: ScalarCode, operands: Sequence[_Operand], steps: int
-) -> tuple[tuple[StepClass, ...], int, int]:
-    """Step classes, and the bytes moved before the first step and after the last."""
-    names = list(code.counts.scopes)
-    counts = [_flat(code.counts.scopes[name], code.grid) for name in names]
-    moving = [operand for operand in operands if operand.moves is not None]
-    columns = counts + [column for operand in moving for column in _neighbour_columns(operand)]
-    totals: dict[tuple[Any, ...], int] = {}
-    for first, number in zip(*map(np.ndarray.tolist, distinct_rows(columns, steps)), strict=True):
-        ran = tuple(c if isinstance(c, int) else int(c[first]) for c in counts)
-        after = _moved(moving, "input", first + 1) if first + 1 < steps else (0, 0)
-        before = _moved(moving, "output", first - 1) if first else (0, 0)
-        key = (ran, *after, *before)
-        totals[key] = totals.get(key, 0) + number
-    classes = tuple(
-        StepClass(
-            steps=number, scopes={n: c for n, c in zip(names, ran, strict=True) if c},
-            next_in_bytes=numbers[0], next_in_copies=numbers[1],
-            prev_out_bytes=numbers[2], prev_out_copies=numbers[3],
-        )
-        for (ran, *numbers), number in totals.items()
-    )  # fmt: skip
-    return classes, _moved(moving, "input", 0)[0], _moved(moving, "output", steps - 1)[0]
-
-
-def _neighbour_columns(operand: _Operand) -> list[np.ndarray | int]:
-    """What tells steps apart: is the neighbour's block copied, and how much of it exists."""
-    assert operand.moves is not None
-    ahead = operand.window.role == "input"
-    copied = operand.copied
-    columns: list[np.ndarray | int] = [
-        np.append(copied[1:], False) if ahead else np.append(False, copied[:-1])
-    ]
-    if not isinstance(operand.moves.tiled, int):
-        sizes = operand.moves.tiled * copied
-        columns.append(np.append(sizes[1:], 0) if ahead else np.append(0, sizes[:-1]))
-    return columns
-
-
-def _moved(moving: Sequence[_Operand], role: str, step: int) -> tuple[int, int]:
-    """(bytes, copies) of the inputs copied in before a step, or the outputs written after it."""
-    happen = [o for o in moving if o.window.role == role and o.copied[step]]
-    return sum(operand.bytes_at(step) for operand in happen), len(happen)
-
-
-def _flat(count: Weight, grid: tuple[int, ...]) -> np.ndarray | int:
-    if isinstance(count, int):
-        return count
-    return np.broadcast_to(count, grid).reshape(-1)

@@ -50,6 +50,7 @@ class Counts:
       scopes: named scope -> times it is entered.
       regions: named scope -> times it stands in the program text (unrolled loops included).
       loop_trips: named scope -> iterations of loops directly inside it.
+      branches: per cond equation, executions of each branch; None where the predicate is unknown.
       flops: named scope -> FLOPs of its dots ("" outside any scope).
       unsure: scopes whose count rests on a predicate or trip count that is unknown.
     """
@@ -57,6 +58,7 @@ class Counts:
     scopes: dict[str, Weight] = field(default_factory=dict)
     regions: dict[str, int] = field(default_factory=dict)
     loop_trips: dict[str, Weight] = field(default_factory=dict)
+    branches: dict[int, list[Weight | None]] = field(default_factory=dict)
     flops: dict[str, Weight] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
 
@@ -202,12 +204,18 @@ class ScalarCode:
     def _cond(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         which, *args = values
         branches = eqn.params["branches"]
+        totals = self.counts.branches.setdefault(id(eqn), [0] * len(branches))
+        if not isinstance(which, np.ndarray) or not where.sure:
+            totals[:] = [None] * len(branches)
         if not isinstance(which, np.ndarray):
             for branch in branches:
                 self._run(branch, args, where.times(1, sure=False))
             return [UNKNOWN] * len(eqn.outvars)
         index = np.clip(which.astype(np.int64), 0, len(branches) - 1)
         taken = [index == n for n in range(len(branches))]
+        for n, mask in enumerate(taken):
+            total = totals[n]
+            totals[n] = None if total is None else total + where.weight * mask.astype(np.int64)
         results = [
             self._run(branch, args, where.times(mask.astype(np.int64)))
             for branch, mask in zip(branches, taken, strict=True)

@@ -12,6 +12,7 @@ AutotuneError
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 
 
@@ -60,3 +61,12 @@ class NoCompilerError(AutotuneError):
 
 class KernelError(AutotuneError):
     """A kernel's function raised or returned something outside the contract."""
+
+
+def shown(value: object) -> str:
+    """`value` as an error message quotes it: YAML's spelling of it, cut to 60 characters."""
+    if isinstance(value, str):
+        text = ascii(value) if not value.isprintable() else repr(value)
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."

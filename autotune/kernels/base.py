@@ -20,7 +20,7 @@ import jax
 from autotune import device as devices
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
-from autotune.errors import AutotuneError, InputError, KernelError, UnknownNameError
+from autotune.errors import AutotuneError, InputError, KernelError, UnknownNameError, shown
 from autotune.problem import MAX_AXIS, Problem
 
 Call = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
@@ -158,7 +158,8 @@ def _parse_option(kernel: Kernel, name: str, given: Mapping[str, Any]) -> Any:
             return option.parse(given[name])
         except ValueError as error:
             raise InputError(
-                f"options.{name}: {given[name]!r} is not allowed; {error}", path=("options", name)
+                f"options.{name}: {shown(given[name])} is not allowed; {error}",
+                path=("options", name),
             ) from None
 
     return ask(kernel, f"option {name}", parse)
@@ -181,7 +182,7 @@ def _checked_shape(kernel: Kernel, shape: Mapping[str, Any]) -> dict[str, int]:
             )
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_AXIS:
             raise InputError(
-                f"shape.{axis}: {size!r} is not allowed; a whole number from 1 to 2^31",
+                f"shape.{axis}: {shown(size)} is not allowed; a whole number from 1 to 2^31",
                 path=("shape", axis),
             )
         sizes[axis] = size
@@ -192,12 +193,13 @@ def _checked_dtype(kernel: Kernel, device: Device, dtype: str) -> str:
     allowed = ", ".join(d for d in kernel.dtypes if d in device.matmul_dtypes) or "another device"
     if dtype not in kernel.dtypes:
         raise InputError(
-            f"dtype: {dtype!r} is not allowed; {kernel.name} on {device.name} takes {allowed}",
+            f"dtype: {shown(dtype)} is not allowed; {kernel.name} on {device.name} takes {allowed}",
             path=("dtype",),
         )
     if dtype not in device.matmul_dtypes:
         raise InputError(
-            f"dtype: {dtype!r} is not multiplied by {device.name}; use {allowed}", path=("dtype",)
+            f"dtype: {shown(dtype)} is not multiplied by {device.name}; use {allowed}",
+            path=("dtype",),
         )
     return dtype
 

@@ -12,6 +12,7 @@ import numpy as np
 from autotune.scalar_code import ScalarCode, Value
 
 LANES = 128
+ROW_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Moves:
       changed: bool[steps]: the block differs from the step before (the first always does).
       elements: int64[steps] or an int: elements of the block that exist in the array.
       tiled: the same in whole native tiles, which is what a DMA moves.
-      constant: the index never changes over the grid.
+      constant: the index map depends on no grid axis, as the compiler sees it.
       exact: the index map rests on known values only; else every step counts as a change.
       revisited: grid axes along which the same block comes again.
       last_of_run: bool[steps]: the last step with its block; then an output is written back.
@@ -58,11 +59,9 @@ def block_axis(dim: Any) -> BlockAxis:
 
 
 def sublane_rows(rows: int, bits: int) -> int:
-    """Rows of VMEM that `rows` second-minor elements take.
+    """Rows that `rows` second-minor elements take on the chip.
 
     Up to 8: the next power of two, at least one packed register row; above: multiples of 8.
-    Source: window and scratch sizes in the compiler's allocation dumps, f32, bf16, int8 and fp8,
-    v5e, v6e and tpu7x, both supported compilers (tests/test_pallas_call.py repeats it).
     """
     packed = max(1, 32 // bits)
     if rows <= 8:
@@ -71,16 +70,18 @@ def sublane_rows(rows: int, bits: int) -> int:
 
 
 def tile_bytes(shape: Sequence[int], bits: int) -> int:
-    """VMEM bytes of an array: last axis in whole lanes, the one before in whole sublane tiles."""
-    *outer, rows, columns = (1, 1, *shape)
+    """VMEM or SMEM bytes of an array in its native tiles.
+
+    The last axis takes whole lanes, the one before whole sublane tiles; an array of one axis is
+    packed into 512-byte rows. Source: windows, scratch and prefetched tables in the compiler's
+    allocation dumps: f32, bf16, int8, fp8; v5e, v6e, tpu7x; both supported compilers. A test
+    compares the rule with the compiler.
+    """
+    if len(shape) < 2:
+        return max(1, -(-math.prod(shape) * bits // (8 * ROW_BYTES))) * ROW_BYTES
+    *outer, rows, columns = shape
     padded = math.prod(outer) * sublane_rows(rows, bits) * (-(-columns // LANES) * LANES)
     return padded * bits // 8
-
-
-def smem_bytes(shape: Sequence[int]) -> int:
-    """SMEM bytes of an array: a 32-bit word an element, the last axis padded to 128 words."""
-    *outer, columns = (1, *shape)
-    return math.prod(outer) * (-(-columns // LANES) * LANES) * 4
 
 
 def block_moves(
@@ -102,7 +103,7 @@ def block_moves(
         return Moves(
             changed, math.prod(extents), _tiled(extents, bits), steps == 1, False, frozenset()
         )  # fmt: skip
-    indices = [index for index in results if index.size > 1 and np.any(index != index.flat[0])]
+    indices = [index for index in results if index.size > 1]
     changed = np.zeros(steps, bool)
     for index in indices:
         flat = np.broadcast_to(index, code.grid).reshape(-1)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autotune.block_moves import block_axis, block_moves, smem_bytes, tile_bytes
+from autotune.block_moves import block_axis, block_moves, tile_bytes
 from autotune.call_record import PallasCall, Program, Scratch, StepClass, Window
 from autotune.device import Device
 from autotune.errors import KernelError
@@ -176,7 +176,7 @@ def _operand(
     buffers = 1
     if memory in ("vmem", "smem"):
         moves = block_moves(code, block.index_map_jaxpr, tables, axes, array.shape, bits)
-        size = smem_bytes(shape) if memory == "smem" else tile_bytes(shape, bits)
+        size = tile_bytes(shape, bits)
         happens = moves.changed if role == "input" else moves.last_of_run
         copies = int(np.count_nonzero(happens))
         copied, moved = (_sum(happens, n) * bits // 8 for n in (moves.elements, moves.tiled))
@@ -205,11 +205,8 @@ def _scratch(mapping: Any, body: Any, index_count: int) -> tuple[Scratch, ...]:
     for group in (prefetched, scratch):
         for n, (label, aval) in enumerate(group):
             memory = "smem" if label == "prefetch" else _memory(aval.memory_space)
-            size = 0  # of semaphores
-            if memory == "vmem":
-                size = tile_bytes(aval.shape, _bits(aval.dtype))
-            elif memory == "smem":
-                size = smem_bytes(aval.shape)
+            held = memory in ("vmem", "smem")  # semaphores are no memory of ours
+            size = tile_bytes(aval.shape, _bits(aval.dtype)) if held else 0
             found.append(
                 Scratch(
                     name=f"{label} {n}", shape=tuple(aval.shape), dtype=str(aval.dtype),

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from autotune.jaxprs import called_jaxpr, counted, dot_flops, has_branches, open_jaxpr
-from autotune.scalar_ops import ELEMENTWISE
+from autotune.scalar_ops import ELEMENTWISE, vanishes
 
 MAX_ITERATIONS = 4096
 """Loops are followed this far; beyond it the trip count counts as unknown."""
@@ -172,6 +172,8 @@ class ScalarCode:
 
     def _scalar_op(self, eqn: Any, name: str, values: list[np.ndarray]) -> Value:
         function = ELEMENTWISE.get(name)
+        if vanishes(eqn, name, values):
+            return self.scalar(0, eqn.outvars[0].aval.dtype)
         if function is not None:
             return np.asarray(function(*values))
         if name == "convert_element_type":

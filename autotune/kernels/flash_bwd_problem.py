@@ -1,0 +1,206 @@
+"""Options, inputs, float64 reference and block space that flash_dq and flash_dkv share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autotune import device as devices
+from autotune.candidate import Config
+from autotune.device import Device
+from autotune.kernels import reference
+from autotune.kernels.attention import (
+    MASK_VALUE,
+    AttentionShape,
+    allowed_block,
+    attention_options,
+    block_values,
+)
+from autotune.kernels.base import Option, Tunable, choice, flag
+from autotune.kernels.flash_bwd import abstract
+from autotune.problem import Problem
+
+_CHOICES = (128, 256, 512, 1024, 2048)
+
+_CHUNK = 512
+"""Query rows whose logits the generator of lse and di holds at a time."""
+
+
+def backward_options() -> dict[str, Option]:
+    """Those of all attention kernels, the base of the exponential, and the gradients' dtype.
+
+    `out_dtype: null` is the operands' dtype; `use_exp2` saves a multiplication a pair.
+    """
+    return {
+        **attention_options(),
+        "use_exp2": flag(True),
+        "out_dtype": choice(None, "bfloat16", "float32"),
+    }
+
+
+def keywords(problem: Problem) -> dict[str, Any]:
+    """The problem's options as keyword arguments of `flash_dq` and `flash_dkv`."""
+    return {name: problem.options[name] for name in backward_options()}
+
+
+def operands(problem: Problem) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """q, k, v, do in the problem's dtype; lse, di [batch, q_heads, q_len] f32."""
+    s, dtype = AttentionShape.of(problem), jnp.dtype(problem.dtype)
+    queries, keys = (s.batch, s.q_heads, s.q_len), (s.batch, s.kv_heads, s.kv_len)
+    shapes = (
+        (*queries, s.head_dim_qk),
+        (*keys, s.head_dim_qk),
+        (*keys, s.head_dim_v),
+        (*queries, s.head_dim_v),
+    )
+    rows = abstract(queries, jnp.float32)
+    return (*(abstract(shape, dtype) for shape in shapes), rows, rows)
+
+
+def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
+    """q, k, v, do: standard normals; lse and di: what a forward pass on them leaves behind."""
+    return _inputs(key, operands(problem), **_attention_keywords(problem))  # type: ignore[no-any-return]
+
+
+def _attention_keywords(problem: Problem) -> dict[str, Any]:
+    shape = AttentionShape.of(problem)
+    return {
+        "scale": shape.scale(problem.options["scale"]),
+        "soft_cap": problem.options["logit_soft_cap"],
+        "causal": problem.options["causal"],
+    }
+
+
+@functools.partial(jax.jit, static_argnums=1, static_argnames=("scale", "soft_cap", "causal"))
+def _inputs(
+    key: jax.Array,
+    like: tuple[jax.ShapeDtypeStruct, ...],
+    *,
+    scale: float,
+    soft_cap: float | None,
+    causal: bool,
+) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(key, 4)
+    q, k, v, do = (
+        jax.random.normal(each, a.shape, a.dtype) for each, a in zip(keys, like[:4], strict=True)
+    )
+    group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    length = -(-q.shape[2] // _CHUNK) * _CHUNK
+
+    def one_head(head: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        q, do, k, v = head
+
+        def rows(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            q, do, first = chunk
+            s = scale * jnp.dot(q.astype(jnp.float32), k.astype(jnp.float32).T, precision="highest")
+            s = s if soft_cap is None else soft_cap * jnp.tanh(s / soft_cap)
+            if causal:
+                seen = jnp.arange(k.shape[0])[None] <= first + offset + jnp.arange(_CHUNK)[:, None]
+                s = jnp.where(seen, s, -jnp.inf)
+            lse = jax.nn.logsumexp(s, axis=1)
+            live = jnp.isfinite(lse)
+            p = jnp.exp(s - jnp.where(live, lse, 0.0)[:, None])
+            o = jnp.dot(p, v.astype(jnp.float32), precision="highest").astype(v.dtype)
+            di = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=1)
+            return jnp.where(live, lse, MASK_VALUE), di
+
+        def chunks(x: jax.Array) -> jax.Array:
+            x = jnp.pad(x, ((0, length - x.shape[0]), (0, 0)))
+            return x.reshape(-1, _CHUNK, x.shape[1])
+
+        first = jnp.arange(0, length, _CHUNK)
+        lse, di = lax.map(rows, (chunks(q), chunks(do), first))
+        return lse.reshape(-1)[: q.shape[0]], di.reshape(-1)[: q.shape[0]]
+
+    def heads(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, *x.shape[2:])
+
+    repeated = (jnp.repeat(x, group, axis=1) for x in (k, v))
+    lse, di = lax.map(one_head, (heads(q), heads(do), *(heads(x) for x in repeated)))
+    return q, k, v, do, lse.reshape(q.shape[:3]), di.reshape(q.shape[:3])
+
+
+def reference_gradients(problem: Problem, *arrays: Any) -> tuple[Any, Any, Any]:
+    """dq, dk, dv in float64 of q, k, v, do: the derivative of `reference.attention` in closed form.
+
+    lse and di are left unread: a residual that is wrong must not be wrong on both sides.
+    """
+    q, k, v, do = (np.asarray(a).astype(np.float64) for a in arrays[:4])
+    shape, options = AttentionShape.of(problem), _attention_keywords(problem)
+    scale, cap = options["scale"], options["soft_cap"]
+    mask = reference.causal_mask(shape.q_len, shape.kv_len) if options["causal"] else None
+    s = reference.logits(q, k, scale=scale, soft_cap=cap)
+    p = reference.softmax(s if mask is None else np.where(mask, s, MASK_VALUE))[0]
+    grouped = (shape.batch, shape.kv_heads, shape.group)
+    dp = np.einsum("bhqd,bhkd->bhqk", do, np.repeat(v, shape.group, axis=1))
+    ds = p * (dp - np.sum(p * dp, axis=-1, keepdims=True)) * scale
+    if cap is not None:
+        ds *= 1.0 - (s / cap) ** 2
+    dq = np.einsum("bhqk,bhkd->bhqd", ds, np.repeat(k, shape.group, axis=1))
+    dk = np.einsum("bhqk,bhqd->bhkd", ds, q)
+    dv = np.einsum("bhqk,bhqd->bhkd", p, do)
+    return dq, *(g.reshape(*grouped, *g.shape[2:]).sum(axis=2) for g in (dk, dv))
+
+
+def transposes_output(problem: Problem, *head_dims: int) -> bool:
+    """Whether gradients are best accumulated transposed on the problem's device.
+
+    Streaming head_dim rows past a tile of scores beats streaming the tile's 256 rows past a half
+    empty tile of k, on a 256-wide MXU. Up to v5p a transposed operand streams at half the rate
+    (twice the vmatmul instructions, libtpu 0.0.42.1), and head_dim 128 fills the MXU anyway.
+    """
+    width = devices.get(problem.device).mxu_size
+    return width == 256 and any(head_dim % width for head_dim in head_dims)
+
+
+class BlockSizes(Protocol):
+    """What `space` needs of a kernel's frozen block sizes."""
+
+    def __init__(self, **sizes: Any) -> None: ...
+
+    def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
+        """The sizes that run on these lengths. Raises ValueError where none do."""
+
+
+def space(sizes: type[BlockSizes], axes: Mapping[str, str]) -> dict[str, Any]:
+    """`Kernel`'s tunables, illegal, canonical and default, for blocks (name -> axis) in rows.
+
+    Default 128 each. Source: `BlockSizes.get_default` of JAX's flash_attention.py (jax 0.10.2 and
+    0.12.0.1), where block_q_dq, block_q_major_dkv and all their like are 128.
+    """
+
+    def tunables(problem: Problem, device: Device) -> dict[str, Tunable]:
+        return {
+            name: Tunable(values=block_values(problem.shape[axis], _CHOICES), check=allowed_block)
+            for name, axis in axes.items()
+        }
+
+    def clamped(problem: Problem, config: Config) -> BlockSizes:
+        return sizes(**config).clamped(problem.shape["q_len"], problem.shape["kv_len"])
+
+    def illegal(problem: Problem, config: Config, device: Device) -> str | None:
+        try:
+            clamped(problem, config)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def canonical(problem: Problem, config: Config) -> Config:
+        try:
+            runs = clamped(problem, config)
+        except ValueError:
+            return config  # `illegal` says why
+        return {name: getattr(runs, name) for name in axes}
+
+    return {
+        "tunables": tunables,
+        "illegal": illegal,
+        "canonical": canonical,
+        "default": lambda problem, device: dict.fromkeys(axes, 128),
+    }

@@ -1,0 +1,297 @@
+"""Attention backward for keys and values: dk and dv, summed over heads and query blocks in VMEM."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune.candidate import Config
+from autotune.kernels.attention import (
+    AXES,
+    AXIS_DEFAULTS,
+    AttentionShape,
+    check_block,
+    check_divides,
+    check_heads,
+    clamp_block,
+    pair_flops,
+)
+from autotune.kernels.base import Call, Kernel
+from autotune.kernels.flash_bwd import (
+    NN,
+    PADDED_LSE,
+    Blocks,
+    Cut,
+    Operands,
+    Softmax,
+    abstract,
+    checked_shape,
+    dot,
+    padded,
+    row_vector,
+)
+from autotune.kernels.flash_bwd_problem import (
+    backward_options,
+    inputs,
+    keywords,
+    operands,
+    reference_gradients,
+    space,
+    transposes_output,
+)
+from autotune.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockSizes:
+    """Blocks of the grid (major) and of the dots (minor), in rows.
+
+    Raises ValueError, with both numbers, for one that no chip can run.
+    """
+
+    block_q_major: int
+    block_kv_major: int
+    block_q: int
+    block_kv: int
+
+    def __post_init__(self) -> None:
+        for name in ("block_q_major", "block_kv_major", "block_q", "block_kv"):
+            check_block(name, getattr(self, name))
+        check_divides("block_q", self.block_q, "block_q_major", self.block_q_major)
+        check_divides("block_kv", self.block_kv, "block_kv_major", self.block_kv_major)
+
+    def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
+        """The sizes that run: a major block is no longer than its axis, nor a minor than its major.
+
+        Raises ValueError where a minor block does not divide its shortened major one.
+        """
+        q_major = clamp_block(self.block_q_major, q_len)
+        kv_major = clamp_block(self.block_kv_major, kv_len)
+        return BlockSizes(
+            block_q_major=q_major,
+            block_kv_major=kv_major,
+            block_q=min(self.block_q, q_major),
+            block_kv=min(self.block_kv, kv_major),
+        )
+
+
+def _kernel(
+    q_ref: Any,  # [block_q_major, head_dim_qk]
+    k_ref: Any,  # [block_kv_major, head_dim_qk]
+    v_ref: Any,  # [block_kv_major, head_dim_v]
+    do_ref: Any,  # [block_q_major, head_dim_v]
+    lse_ref: Any,  # [1, block_q_major] f32
+    di_ref: Any,  # [1, block_q_major] f32
+    dk_ref: Any,  # [block_kv_major, head_dim_qk]
+    dv_ref: Any,  # [block_kv_major, head_dim_v]
+    dk_acc_ref: Any,  # [head_dim_qk, block_kv_major] f32, or not transposed
+    dv_acc_ref: Any,  # [head_dim_v, block_kv_major] f32, or not transposed
+    *,
+    blocks: Blocks,
+    group: int,
+    softmax: Softmax,
+    transposed: bool,
+) -> None:
+    kv_block, member, q_block = pl.program_id(2), pl.program_id(3), pl.program_id(4)
+    # dkᵀ = qᵀ·ds and dvᵀ = doᵀ·p stream head_dim rows past 256 x 256 weights of scores, where
+    # dk = dsᵀ·q streams 256: 3,072 instead of 4,096 MXU cycles at 1024 x 1024 x 128 on v6e. It
+    # wants scores laid out [q, kv]; from [kv, q] the weights are loaded transposed, which took
+    # 3,852 cycles where this takes 3,538 and dsᵀ·q 4,248.
+    refs = Operands(
+        q=q_ref,
+        k=k_ref,
+        v=v_ref,
+        do=do_ref,
+        lse=lse_ref,
+        di=di_ref,
+        softmax=softmax,
+        q_in_lanes=not transposed,
+    )
+
+    @pl.when(jnp.logical_and(member == 0, q_block == 0))
+    def _() -> None:
+        with jax.named_scope("init"):
+            dk_acc_ref[...] = jnp.zeros_like(dk_acc_ref)
+            dv_acc_ref[...] = jnp.zeros_like(dv_acc_ref)
+
+    def step(cut: Cut | None) -> None:
+        residuals = refs.residuals()
+        q, do = (q_ref[...].T, do_ref[...].T) if transposed else (q_ref, do_ref)
+        for strip in blocks.strips("kv", cut):
+            dk: Any = None
+            dv: Any = None
+            for tile in strip:
+                p, ds = refs.gradients(tile, cut, residuals)
+                p, ds = p.astype(do_ref.dtype), ds.astype(q_ref.dtype)
+                if transposed:
+                    dv_part = dot(do[:, tile.queries], p, NN)
+                    dk_part = dot(q[:, tile.queries], ds, NN)
+                else:
+                    dv_part = dot(p, do[tile.queries], NN)
+                    dk_part = dot(ds, q[tile.queries], NN)
+                dk, dv = (dk_part, dv_part) if dk is None else (dk + dk_part, dv + dv_part)
+            at = (slice(None), strip[0].keys) if transposed else strip[0].keys
+            dk_acc_ref[at] += dk
+            dv_acc_ref[at] += dv
+
+    # Padded rows need no mask: those of q have p = 0, those of k and v are cut off at the end.
+    blocks.dispatch(step, q_block, kv_block)
+
+    @pl.when(jnp.logical_and(member == group - 1, q_block == blocks.q_blocks - 1))
+    def _() -> None:
+        with jax.named_scope("finalize"):
+            dk, dv = dk_acc_ref[...], dv_acc_ref[...]
+            dk, dv = (dk.T, dv.T) if transposed else (dk, dv)
+            dk_ref[...] = (dk * softmax.scale).astype(dk_ref.dtype)
+            dv_ref[...] = dv.astype(dv_ref.dtype)
+
+
+def flash_dkv(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    do: jax.Array,
+    lse: jax.Array,
+    di: jax.Array,
+    *,
+    block_sizes: BlockSizes,
+    causal: bool = False,
+    scale: float | None = None,
+    logit_soft_cap: float | None = None,
+    use_exp2: bool = True,
+    out_dtype: Any = None,
+    transposed: bool = True,
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of attention for k and v, of their shapes, in `out_dtype` or k's and v's.
+
+    Operands and options as in `flash_dq`. The q heads of a kv head are part of the reduction: its
+    gradients leave VMEM once, already summed. A key that no query sees gets zeros.
+
+    `transposed` accumulates dkᵀ and dvᵀ: less MXU work where a head_dim is no multiple of 256 and
+    the MXU is 256 wide.
+
+    Raises:
+      ValueError: for operands that do not belong together, or blocks that do not suit them.
+    """
+    shape = checked_shape(q, k, v, do, lse, di)
+    b = block_sizes.clamped(shape.q_len, shape.kv_len)
+    blocks = Blocks(
+        q_len=shape.q_len,
+        kv_len=shape.kv_len,
+        block_q=b.block_q_major,
+        block_kv=b.block_kv_major,
+        tile_q=b.block_q,
+        tile_kv=b.block_kv,
+        causal=causal,
+    )
+    q_rows, kv_rows = blocks.q_blocks * blocks.block_q, blocks.kv_blocks * blocks.block_kv
+
+    def seen(i: Any, j: Any) -> Any:
+        """q block of step i: a skipped one asks for the first that sees kv block j, in advance."""
+        if not causal:
+            return i
+        # Not `//`: both are whole numbers from 0, and its lowering asks for an attached chip.
+        first = lax.div(jnp.maximum(j * blocks.block_kv - blocks.offset, 0), blocks.block_q)
+        return jnp.maximum(i, first)
+
+    def q_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
+        return batch, kv_head * shape.group + member, seen(i, j), 0
+
+    def row_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
+        return batch, kv_head * shape.group + member, 0, seen(i, j)
+
+    def kv_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
+        return batch, kv_head, j, 0
+
+    def spec(rows: int, columns: int, at: Any) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, rows, columns), at)
+
+    def accumulator(head_dim: int) -> Any:
+        size = (head_dim, blocks.block_kv) if transposed else (blocks.block_kv, head_dim)
+        return pltpu.VMEM(size, jnp.float32)
+
+    d, dv = shape.head_dim_qk, shape.head_dim_v
+    softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap, use_exp2=use_exp2)
+    call = pl.pallas_call(
+        functools.partial(
+            _kernel, blocks=blocks, group=shape.group, softmax=softmax, transposed=transposed
+        ),
+        name="flash_dkv",
+        grid=(shape.batch, shape.kv_heads, blocks.kv_blocks, shape.group, blocks.q_blocks),
+        in_specs=[
+            spec(blocks.block_q, d, q_at),
+            spec(blocks.block_kv, d, kv_at),
+            spec(blocks.block_kv, dv, kv_at),
+            spec(blocks.block_q, dv, q_at),
+            spec(1, blocks.block_q, row_at),
+            spec(1, blocks.block_q, row_at),
+        ],
+        out_specs=[spec(blocks.block_kv, d, kv_at), spec(blocks.block_kv, dv, kv_at)],
+        out_shape=[
+            abstract((shape.batch, shape.kv_heads, kv_rows, size), out_dtype or array.dtype)
+            for size, array in ((d, k), (dv, v))
+        ],
+        scratch_shapes=[accumulator(d), accumulator(dv)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary", "arbitrary")
+        ),
+    )
+    dk, dv_ = call(
+        padded(q, q_rows),
+        padded(k, kv_rows),
+        padded(v, kv_rows),
+        padded(do, q_rows),
+        row_vector(lse, q_rows, PADDED_LSE),
+        row_vector(di, q_rows),
+    )
+    return dk[:, :, : shape.kv_len], dv_[:, :, : shape.kv_len]
+
+
+def _build(problem: Problem, config: Config) -> Call:
+    options = keywords(problem)
+    fn = functools.partial(
+        flash_dkv,
+        block_sizes=BlockSizes(**config),  # type: ignore[arg-type]
+        transposed=transposes_output(
+            problem, problem.shape["head_dim_qk"], problem.shape["head_dim_v"]
+        ),
+        **options,
+    )
+    return fn, operands(problem)
+
+
+def _flops(problem: Problem) -> int:
+    s = AttentionShape.of(problem)
+    return pair_flops(problem, 2 * (2 * s.head_dim_qk + 2 * s.head_dim_v))
+
+
+KERNEL = Kernel(
+    name="flash_dkv",
+    axes=AXES,
+    axis_defaults=AXIS_DEFAULTS,
+    build=_build,
+    flops=_flops,
+    flop_convention=(
+        "QKᵀ, dO·Vᵀ, Pᵀ·dO and dSᵀ·Q: 2·(2d + 2dv) per visible (query, key) pair and q head"
+    ),
+    options=backward_options(),
+    check=check_heads,
+    inputs=inputs,
+    reference=lambda problem, *arrays: reference_gradients(problem, *arrays)[1:],
+    **space(
+        BlockSizes,
+        {
+            "block_q_major": "q_len",
+            "block_kv_major": "kv_len",
+            "block_q": "q_len",
+            "block_kv": "kv_len",
+        },
+    ),
+)

@@ -1,0 +1,264 @@
+"""Attention backward for the queries: dq, summed over key blocks in VMEM."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune.candidate import Config
+from autotune.kernels.attention import (
+    AXES,
+    AXIS_DEFAULTS,
+    AttentionShape,
+    check_block,
+    check_divides,
+    check_heads,
+    clamp_block,
+    is_visible,
+    pair_flops,
+)
+from autotune.kernels.base import Call, Kernel
+from autotune.kernels.flash_bwd import (
+    NN,
+    PADDED_LSE,
+    Blocks,
+    Cut,
+    Operands,
+    Softmax,
+    abstract,
+    checked_shape,
+    dot,
+    padded,
+    row_vector,
+)
+from autotune.kernels.flash_bwd_problem import (
+    backward_options,
+    inputs,
+    keywords,
+    operands,
+    reference_gradients,
+    space,
+    transposes_output,
+)
+from autotune.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockSizes:
+    """Blocks of the grid (major) and of the dots along the keys (minor), in rows.
+
+    Raises ValueError, with both numbers, for one that no chip can run.
+    """
+
+    block_q_major: int
+    block_kv_major: int
+    block_kv: int
+
+    def __post_init__(self) -> None:
+        for name in ("block_q_major", "block_kv_major", "block_kv"):
+            check_block(name, getattr(self, name))
+        check_divides("block_kv", self.block_kv, "block_kv_major", self.block_kv_major)
+
+    def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
+        """The sizes that run: a major block is no longer than its axis, nor a minor than its major.
+
+        Raises ValueError where the minor block does not divide the shortened major one.
+        """
+        kv_major = clamp_block(self.block_kv_major, kv_len)
+        return BlockSizes(
+            block_q_major=clamp_block(self.block_q_major, q_len),
+            block_kv_major=kv_major,
+            block_kv=min(self.block_kv, kv_major),
+        )
+
+
+def _kernel(
+    q_ref: Any,  # [block_q_major, head_dim_qk]
+    k_ref: Any,  # [block_kv_major, head_dim_qk]
+    v_ref: Any,  # [block_kv_major, head_dim_v]
+    do_ref: Any,  # [block_q_major, head_dim_v]
+    lse_ref: Any,  # [1, block_q_major] f32
+    di_ref: Any,  # [1, block_q_major] f32
+    dq_ref: Any,  # [block_q_major, head_dim_qk]
+    acc_ref: Any,  # [head_dim_qk, block_q_major] f32, or not transposed
+    *,
+    blocks: Blocks,
+    softmax: Softmax,
+    transposed: bool,
+) -> None:
+    q_block, kv_block = pl.program_id(3), pl.program_id(4)
+    # dqᵀ = kᵀ·dsᵀ streams head_dim rows past each 256 x 256 weights of dsᵀ, where dq = ds·k
+    # streams 256: 2,560 instead of 3,072 MXU cycles at 1024 x 1024 x 128 on v6e. It wants scores
+    # laid out [kv, q], which also spares the columns of lse and di.
+    refs = Operands(
+        q=q_ref,
+        k=k_ref,
+        v=v_ref,
+        do=do_ref,
+        lse=lse_ref,
+        di=di_ref,
+        softmax=softmax,
+        q_in_lanes=transposed,
+    )
+
+    @pl.when(kv_block == 0)
+    def _() -> None:
+        with jax.named_scope("init"):
+            acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    def step(cut: Cut | None) -> None:
+        residuals = refs.residuals()
+        k_t = k_ref[...].T if transposed else None
+        for strip in blocks.strips("q", cut):
+            total = None
+            for tile in strip:
+                ds = refs.gradients(tile, cut, residuals)[1].astype(k_ref.dtype)
+                part = (
+                    dot(ds, k_ref[tile.keys], NN) if k_t is None else dot(k_t[:, tile.keys], ds, NN)
+                )
+                total = part if total is None else total + part
+            if transposed:
+                acc_ref[:, strip[0].queries] += total
+            else:
+                acc_ref[strip[0].queries] += total
+
+    if blocks.causal:  # a padded key is a future one: no row that is kept sees it
+        blocks.dispatch(step, q_block, kv_block)
+    else:
+        blocks.dispatch_edge(step, kv_block)
+
+    @pl.when(kv_block == blocks.kv_blocks - 1)
+    def _() -> None:
+        with jax.named_scope("finalize"):
+            acc = acc_ref[...].T if transposed else acc_ref[...]
+            dq_ref[...] = (acc * softmax.scale).astype(dq_ref.dtype)
+
+
+def flash_dq(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    do: jax.Array,
+    lse: jax.Array,
+    di: jax.Array,
+    *,
+    block_sizes: BlockSizes,
+    causal: bool = False,
+    scale: float | None = None,
+    logit_soft_cap: float | None = None,
+    use_exp2: bool = True,
+    out_dtype: Any = None,
+    transposed: bool = True,
+) -> jax.Array:
+    """Gradient of attention for q: [batch, q_heads, q_len, head_dim_qk] in `out_dtype` or q's.
+
+    q [batch, q_heads, q_len, head_dim_qk]; k [batch, kv_heads, kv_len, head_dim_qk]; v
+    [batch, kv_heads, kv_len, head_dim_v]; do, the output's gradient, [batch, q_heads, q_len,
+    head_dim_v]; lse and di = sum(o · do) over head_dim_v, [batch, q_heads, q_len] f32. di comes
+    from outside because flash_dkv needs it as well, there once for every key block: made once, it
+    costs one reading of o and do. A query row that sees no key gets zeros, whatever its lse.
+
+    `transposed` accumulates dqᵀ: less MXU work where head_dim_qk is no multiple of 256 and the MXU
+    is 256 wide.
+
+    Raises:
+      ValueError: for operands that do not belong together, or blocks that do not suit them.
+    """
+    shape = checked_shape(q, k, v, do, lse, di)
+    b = block_sizes.clamped(shape.q_len, shape.kv_len)
+    blocks = Blocks(
+        q_len=shape.q_len,
+        kv_len=shape.kv_len,
+        block_q=b.block_q_major,
+        block_kv=b.block_kv_major,
+        tile_q=b.block_q_major,
+        tile_kv=b.block_kv,
+        causal=causal,
+    )
+    q_rows, kv_rows = blocks.q_blocks * blocks.block_q, blocks.kv_blocks * blocks.block_kv
+
+    def q_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return batch, kv_head * shape.group + member, i, 0
+
+    def row_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return batch, kv_head * shape.group + member, 0, i
+
+    def kv_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        # A skipped block asks for block 0, which the next query block starts with.
+        sizes = (blocks.block_q, blocks.block_kv, blocks.offset)
+        return batch, kv_head, jnp.where(is_visible(i, j, *sizes), j, 0) if causal else j, 0
+
+    def spec(rows: int, columns: int, at: Any) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, rows, columns), at)
+
+    d, dv = shape.head_dim_qk, shape.head_dim_v
+    softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap, use_exp2=use_exp2)
+    call = pl.pallas_call(
+        functools.partial(_kernel, blocks=blocks, softmax=softmax, transposed=transposed),
+        name="flash_dq",
+        grid=(shape.batch, shape.kv_heads, shape.group, blocks.q_blocks, blocks.kv_blocks),
+        in_specs=[
+            spec(blocks.block_q, d, q_at),
+            spec(blocks.block_kv, d, kv_at),
+            spec(blocks.block_kv, dv, kv_at),
+            spec(blocks.block_q, dv, q_at),
+            spec(1, blocks.block_q, row_at),
+            spec(1, blocks.block_q, row_at),
+        ],
+        out_specs=spec(blocks.block_q, d, q_at),
+        out_shape=abstract((shape.batch, shape.q_heads, q_rows, d), out_dtype or q.dtype),
+        scratch_shapes=[
+            pltpu.VMEM((d, blocks.block_q) if transposed else (blocks.block_q, d), jnp.float32)
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel", "parallel", "arbitrary")
+        ),
+    )
+    dq = call(
+        padded(q, q_rows),
+        padded(k, kv_rows),
+        padded(v, kv_rows),
+        padded(do, q_rows),
+        row_vector(lse, q_rows, PADDED_LSE),
+        row_vector(di, q_rows),
+    )
+    return dq[:, :, : shape.q_len]  # type: ignore[no-any-return]
+
+
+def _build(problem: Problem, config: Config) -> Call:
+    options = keywords(problem)
+    fn = functools.partial(
+        flash_dq,
+        block_sizes=BlockSizes(**config),  # type: ignore[arg-type]
+        transposed=transposes_output(problem, problem.shape["head_dim_qk"]),
+        **options,
+    )
+    return fn, operands(problem)
+
+
+def _flops(problem: Problem) -> int:
+    s = AttentionShape.of(problem)
+    return pair_flops(problem, 2 * (2 * s.head_dim_qk + s.head_dim_v))
+
+
+KERNEL = Kernel(
+    name="flash_dq",
+    axes=AXES,
+    axis_defaults=AXIS_DEFAULTS,
+    build=_build,
+    flops=_flops,
+    flop_convention="QKᵀ, dO·Vᵀ and dS·K: 2·(2d + dv) per visible (query, key) pair and q head",
+    options=backward_options(),
+    check=check_heads,
+    inputs=inputs,
+    reference=lambda problem, *arrays: reference_gradients(problem, *arrays)[0],
+    **space(
+        BlockSizes, {"block_q_major": "q_len", "block_kv_major": "kv_len", "block_kv": "kv_len"}
+    ),
+)

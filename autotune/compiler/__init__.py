@@ -1,0 +1,1 @@
+"""Candidate -> compiled evidence: worker processes, the parser of their dumps, the cache."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+STATUSES = ("ok", "oom", "unsupported", "failed", "timeout", "crashed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +62,9 @@ class Compiled:
       schedules: one per `pallas_call`, in program order.
       compile_seconds: trace + lower + compile in the worker.
       jax_version, libtpu_version: what compiled it.
+      limit_s, limit_bytes: the limit on time or host memory that ended it, where one did.
+      repeatable: whether the same compiler, under the same limits, says so again; False for a
+        worker that was killed from outside or found no memory on the machine.
     """
 
     status: str
@@ -67,3 +73,28 @@ class Compiled:
     compile_seconds: float | None = None
     jax_version: str | None = None
     libtpu_version: str | None = None
+    limit_s: float | None = None
+    limit_bytes: int | None = None
+    repeatable: bool = True
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
+        if (self.status == "ok") != (self.reason is None):
+            raise ValueError("a reason belongs to every status but ok, and to no other")
+
+
+def to_json(compiled: Compiled) -> dict[str, Any]:
+    """`compiled` as plain JSON values; `from_json` gives it back."""
+    return asdict(compiled)
+
+
+def from_json(record: dict[str, Any]) -> Compiled:
+    """The `Compiled` that `to_json` wrote. Raises TypeError, KeyError or ValueError for another."""
+    schedules = tuple(_schedule(s) for s in record["schedules"])
+    return Compiled(**{**record, "schedules": schedules})
+
+
+def _schedule(record: dict[str, Any]) -> Schedule:
+    scopes = {name: ScopeUse(**use) for name, use in record["scopes"].items()}
+    return Schedule(**{**record, "scopes": scopes})

@@ -1,0 +1,166 @@
+"""The compile worker: one job a line on stdin, one answer a line on a pipe of its own.
+
+Expendable: libtpu may abort, hang or eat memory in here. Started by `process.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
+
+from autotune import device as devices
+from autotune.compiler import environment, evidence
+from autotune.compiler.evidence import Compiled
+from autotune.compiler.program import read_schedules
+from autotune.compiler.task import Task
+from autotune.compiler.verdict import classify
+from autotune.device import Device
+from autotune.kernels import base
+
+
+class Compiler:
+    """The TPU compiler for chips that are not there."""
+
+    def __init__(self, dump_folder: Path) -> None:
+        self._dump = dump_folder
+        self._targets: dict[str, Any] = {}
+        self._versions = environment.versions()
+
+    def target(self, device: Device) -> Any:
+        """The compile-only JAX device. On v4 it is the whole megacore chip only when asked for."""
+        if device.name not in self._targets:
+            more = {"chip_config_name": "megacore"} if device.cores > 1 else {}
+            topology = topologies.get_topology_desc(device.topology, platform="tpu", **more)
+            self._targets[device.name] = topology.devices[0]
+        return self._targets[device.name]
+
+    def compile(self, task: Task) -> Compiled:
+        """The verdict on a candidate. Whatever the candidate raises becomes its reason."""
+        started = time.perf_counter()
+        schedules: tuple[evidence.Schedule, ...] = ()
+        verdict = None
+        try:
+            schedules = self._schedules(task)
+        except Exception as error:
+            verdict = classify(error)
+        finally:
+            self._empty_dump()
+        return Compiled(
+            status=verdict.status if verdict else "ok",
+            reason=verdict.reason if verdict else None,
+            repeatable=verdict.repeatable if verdict else True,
+            schedules=schedules,
+            compile_seconds=time.perf_counter() - started,
+            jax_version=self._versions["jax"],
+            libtpu_version=self._versions["libtpu"],
+        )
+
+    def _schedules(self, task: Task) -> tuple[evidence.Schedule, ...]:
+        device = devices.get(task.problem.device)
+        kernel = base.load(task.problem.kernel)
+        function, arguments = kernel.build(task.problem, task.candidate.config)
+        one = SingleDeviceSharding(self.target(device))
+        jitted = jax.jit(function, in_shardings=one, out_shardings=one)
+        traced, lowered = _lower(jitted, arguments, device)
+        lowered.compile()
+        return read_schedules(self._dump, device, list(_call_names(traced.jaxpr.jaxpr)))
+
+    def _empty_dump(self) -> None:
+        for path in self._dump.iterdir():
+            path.unlink(missing_ok=True)
+
+
+def _lower(jitted: Any, arguments: tuple[Any, ...], device: Device) -> tuple[Any, Any]:
+    """(traced, lowered) for `device`.
+
+    Kernels that ask for the chip while they are traced need the abstract mesh; those that compute
+    a table eagerly are refused in it and are traced without.
+    """
+    mesh = AbstractMesh(
+        (1,),
+        ("x",),
+        abstract_device=AbstractDevice(
+            device_kind=device.kind, num_cores=device.cores, platform="tpu"
+        ),
+    )
+    try:
+        with use_abstract_mesh(mesh):
+            traced = jitted.trace(*arguments)
+            return traced, traced.lower()
+    except Exception as inside:
+        try:
+            traced = jitted.trace(*arguments)
+            with use_abstract_mesh(mesh):
+                return traced, traced.lower()
+        except Exception as outside:
+            # A kernel that asks for the chip can only fail differently out here.
+            raise inside if _asks_for_chip(outside) else outside from None
+
+
+def _asks_for_chip(error: Exception) -> bool:
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_name == "get_tpu_info":
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _call_names(jaxpr: Any) -> Iterator[str]:
+    """`name=` of every `pallas_call`, else its function's, in the order of the trace."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            body = equation.params["jaxpr"]
+            yield equation.params.get("name") or body.debug_info.func_name
+            continue
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(part, "jaxpr", part)
+                if hasattr(inner, "eqns"):
+                    yield from _call_names(inner)
+
+
+def _read_jobs(stream: BinaryIO, jobs: queue.SimpleQueue[bytes], dump_folder: Path) -> None:
+    """Queues jobs; ends the process, whatever it is doing, when the parent is gone."""
+    for line in stream:
+        jobs.put(line)
+    shutil.rmtree(dump_folder, ignore_errors=True)
+    os._exit(0)
+
+
+def main(answers_fd: int, dump_folder: Path) -> None:
+    """Serves until stdin ends. The first line names the device to warm up for."""
+    os.dup2(2, 1)  # kernels and libtpu print: the answers have a pipe of their own
+    os.set_inheritable(answers_fd, False)
+    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    reader = threading.Thread(
+        target=_read_jobs, args=(sys.stdin.buffer, jobs, dump_folder), daemon=True
+    )
+    reader.start()
+    with os.fdopen(answers_fd, "w", encoding="utf-8") as answers:
+        hello = json.loads(jobs.get())
+        sys.path[:] = hello["sys_path"]
+        compiler = Compiler(dump_folder)
+        compiler.target(devices.get(hello["device"]))
+        answers.write(json.dumps({"ready": True}) + "\n")
+        answers.flush()
+        while True:
+            compiled = compiler.compile(Task.from_json(json.loads(jobs.get())))
+            answers.write(json.dumps(evidence.to_json(compiled)) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

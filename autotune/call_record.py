@@ -89,9 +89,8 @@ class PallasCall:
       dimension_semantics: per grid axis, or None where the call does not say.
       vmem_limit_bytes: the call's own limit, None for the device default.
       windows, scratch: operands and scratch.
-      temporaries_bytes: the largest set of f32/int values of the kernel body that are alive
-        together and too large for the vector registers; a lower bound that the compiler cannot
-        avoid, 0 where in doubt.
+      temporaries_bytes: VMEM that values of the kernel body need beyond windows and scratch: a
+        measured lower bound (`temporaries.temporaries_bytes`), 0 where in doubt.
       scopes: scope name -> executions over the whole grid. "" is code outside any named scope.
         None as a count: the trace cannot tell (run-time data).
       scope_flops: scope name -> FLOPs of the dots executed in it over the whole grid.

@@ -16,6 +16,7 @@ from autotune.device import Device
 from autotune.errors import KernelError
 from autotune.outer_code import FoundCall, as_array, find_calls
 from autotune.scalar_code import UNKNOWN, ScalarCode, Table, Value, Weight
+from autotune.temporaries import temporaries_bytes
 from autotune.timeline import Operand, timeline
 
 __all__ = [
@@ -112,7 +113,7 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
         name=name, grid=grid, grid_steps=steps, dimension_semantics=semantics,
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
         windows=tuple(operand.window for operand in operands),
-        scratch=_scratch(mapping, body, index_count), temporaries_bytes=0,
+        scratch=_scratch(mapping, body, index_count), temporaries_bytes=temporaries_bytes(body),
         scopes=scopes, scope_flops=flops, executed_flops=sum(flops.values()),
         classes=classes, fill_bytes=fill, drain_bytes=drain,
         parallel_splits=_splits(semantics, grid, device), repeats=call.repeats,

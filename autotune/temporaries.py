@@ -1,0 +1,103 @@
+"""VMEM that a kernel's values need beyond windows and scratch: a measured lower bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.block_moves import tile_bytes
+from autotune.jaxprs import called_jaxpr, open_jaxpr
+
+REGISTERS_BYTES = 64 * 8 * 128 * 4
+"""The vector registers of a TensorCore: 64 of 8 × 128 words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """How a value depends on one dot's result of `size` bytes in VMEM.
+
+    `whole`: element by element; `reduced`: through a reduction over it.
+    """
+
+    dot: int
+    size: int
+    whole: bool
+    reduced: bool
+
+
+_Origins = dict[int, _Origin]
+
+
+def temporaries_bytes(body: Any) -> int:
+    """VMEM the compiler cannot avoid for the largest dot result that feeds another dot.
+
+    The rule, for a result of T bytes (attention's score tile):
+
+    * its own reduction goes back into it before the second dot (online softmax): T / 2 less the
+      vector registers;
+    * it only streams through (a constant in place of the maximum, backward passes): T / 2 less
+      three times the registers;
+    * anything else (a matmul adding into its accumulator, a sum of exponentials): nothing.
+
+    Measured as "size needed - windows - scratch" by the compiler's own refusals with 0.25 - 8 MiB
+    tiles on v5e, v6e and tpu7x, jax 0.10.2 and 0.12.0.1: online softmax needs 0.58 - 1.07 T, the
+    streaming form nothing up to 1 MiB and 0.23 - 0.88 T above; docs/architecture.md has the table.
+    """
+    sizes = [0]
+    _walk(open_jaxpr(body)[0], [{} for _ in open_jaxpr(body)[0].invars], sizes)
+    return max(sizes)
+
+
+def _walk(jaxpr: Any, args: Sequence[_Origins], sizes: list[int]) -> list[_Origins]:
+    env: dict[Any, _Origins] = dict(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> _Origins:
+        return {} if hasattr(atom, "val") else env.get(atom, {})
+
+    for eqn in jaxpr.eqns:
+        sources = [read(atom) for atom in eqn.invars]
+        results: Sequence[_Origins] = [{} for _ in eqn.outvars]
+        name = eqn.primitive.name
+        if name == "dot_general":
+            sizes.extend(_needed(origin) for source in sources for origin in source.values())
+            result = eqn.outvars[0].aval
+            size = tile_bytes(result.shape, int(result.dtype.itemsize) * 8)
+            results = [{id(eqn): _Origin(id(eqn), size, True, False)}]
+        elif name == "cond":
+            for branch in eqn.params["branches"]:
+                _walk(open_jaxpr(branch)[0], sources[1:], sizes)
+        elif name == "while":
+            inner = open_jaxpr(eqn.params["body_jaxpr"])[0]
+            _walk(inner, sources[eqn.params["cond_nconsts"] :], sizes)
+        elif (called := called_jaxpr(eqn)) is not None:
+            inner = open_jaxpr(called)[0]
+            known = sources if len(sources) == len(inner.invars) else [{} for _ in inner.invars]
+            found = _walk(inner, known, sizes)
+            results = found if name != "scan" and len(found) == len(results) else results
+        elif len(eqn.outvars) == 1 and name != "get":
+            results = [_through(name, sources)]
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _through(name: str, sources: Sequence[_Origins]) -> _Origins:
+    """Origins of an operation's result: a reduction leaves a summary, the rest keeps elements."""
+    merged: _Origins = {}
+    reduces = name.startswith(("reduce_", "arg")) or name.startswith("cum")
+    for source in sources:
+        for dot, origin in source.items():
+            old = merged.get(dot, _Origin(dot, origin.size, False, False))
+            merged[dot] = _Origin(
+                dot, origin.size,
+                whole=old.whole or (origin.whole and not reduces),
+                reduced=old.reduced or origin.reduced or reduces,
+            )  # fmt: skip
+    return merged
+
+
+def _needed(origin: _Origin) -> int:
+    if not origin.whole:
+        return 0
+    registers = REGISTERS_BYTES if origin.reduced else 3 * REGISTERS_BYTES
+    return max(0, origin.size // 2 - registers)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.jaxprs import open_jaxpr
 from autotune.scalar_code import ScalarCode, Value
 
 LANES = 128
@@ -95,7 +96,8 @@ def block_moves(
       tables: the prefetch operands, UNKNOWN where their values are.
     """
     steps = math.prod(code.grid)
-    results = code.run(index_map, [*map(code.axis, range(len(code.grid))), *tables])
+    ids = len(open_jaxpr(index_map)[0].invars) - len(tables)  # none for an empty grid
+    results = code.run(index_map, [*map(code.axis, range(ids)), *tables])
     known = all(isinstance(index, np.ndarray) for index in results)
     if not known or len(results) != len(block):  # a bounded slice gives a start and a size
         extents = [min(a.size, n) for a, n in zip(block, array_shape, strict=True)]

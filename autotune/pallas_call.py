@@ -69,7 +69,8 @@ def _as_on(device: Device) -> Iterator[None]:
     chip = jax.sharding.AbstractDevice(
         device_kind=device.kind, num_cores=device.cores, platform="tpu"
     )
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=chip)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), axis_types=auto, abstract_device=chip)
     with jax.sharding.use_abstract_mesh(mesh):
         yield
 

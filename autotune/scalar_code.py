@@ -119,7 +119,7 @@ class ScalarCode:
     ) -> list[Value]:
         jaxpr, consts = open_jaxpr(jaxpr)
         env: dict[Any, Value] = dict(known or {})
-        for var, const in zip(jaxpr.constvars, consts, strict=False):
+        for var, const in zip(jaxpr.constvars, consts if known is None else (), strict=False):
             env[var] = self.scalar(const) if np.ndim(const) == 0 else UNKNOWN
         env.update(zip(jaxpr.invars, args, strict=True))
         stack = where.stack
@@ -307,10 +307,8 @@ class ScalarCode:
             np.clip(np.asarray(index), 0, size - 1)  # inactive steps may point anywhere
             for index, size in zip(indices, table.values.shape, strict=True)
         ]
-        return [self._full_rank(table.values[tuple(inside)])]
-
-    def _full_rank(self, array: np.ndarray) -> np.ndarray:
-        return array if array.ndim == len(self.grid) else self.scalar(array)
+        found = np.asarray(table.values[tuple(inside)])
+        return [found if found.ndim == len(self.grid) else self.scalar(found)]
 
     def _dot(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         scope = where.stack[-1] if where.stack else ""

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from autotune.block_moves import block_axis, block_moves, tile_bytes
 from autotune.call_record import PallasCall, Program, Scratch, StepClass, Window
 from autotune.device import Device
 from autotune.errors import KernelError
-from autotune.outer_code import FoundCall, as_array, find_calls
-from autotune.scalar_code import UNKNOWN, ScalarCode, Table, Value, Weight
-from autotune.temporaries import temporaries_bytes
-from autotune.timeline import Operand, timeline
+from autotune.traced.block_moves import block_axis, block_moves, tile_bytes
+from autotune.traced.outer_code import FoundCall, as_array, find_calls
+from autotune.traced.scalar_code import UNKNOWN, ScalarCode, Table, Value, Weight
+from autotune.traced.temporaries import temporaries_bytes
+from autotune.traced.timeline import Operand, timeline
 
 __all__ = [
     "PallasCall", "Program", "Scratch", "StepClass", "Window", "semantics_reason", "trace",

@@ -13,13 +13,14 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "errors": 0,
     "candidate": 1, "device": 1, "problem": 1, "progress": 1,
-    "config": 2, "cost_model": 2, "kernels": 2, "leaderboard": 2, "pallas_call": 2, "scalar_code": 2,
+    "config": 2, "cost_model": 2, "kernels": 2, "leaderboard": 2, "pallas_call": 2,
+    "call_record": 2, "traced": 2,
     "compiler": 3, "measure": 3, "search.evaluate": 3, "search.prune": 3, "search.space": 3,
     "calibration": 4, "export": 4, "gate": 4, "lookup": 4, "report": 4, "search.study": 4,
     "sweep": 5,
     "__main__": 6, "cli": 6,
 }  # fmt: skip
-MAY_IMPORT_JAX = ("kernels", "pallas_call", "scalar_code", "compiler.worker")
+MAY_IMPORT_JAX = ("kernels", "pallas_call", "traced", "compiler.worker")
 
 
 def modules() -> dict[str, Path]:

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from autotune.jaxprs import called_jaxpr, inner_jaxprs, open_jaxpr
-from autotune.scalar_code import UNKNOWN
+from autotune.traced.jaxprs import called_jaxpr, inner_jaxprs, open_jaxpr
+from autotune.traced.scalar_code import UNKNOWN
 
 MAX_KNOWN_BYTES = 256 * 2**20
 """Larger arrays are not worked out: no scalar memory of a chip could hold them."""

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from autotune.jaxprs import called_jaxpr, counted, dot_flops, has_branches, open_jaxpr
-from autotune.scalar_ops import ELEMENTWISE, vanishes
+from autotune.traced.jaxprs import called_jaxpr, counted, dot_flops, has_branches, open_jaxpr
+from autotune.traced.scalar_ops import ELEMENTWISE, vanishes
 
 MAX_ITERATIONS = 4096
 """Loops are followed this far; beyond it the trip count counts as unknown."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.block_moves import tile_bytes
-from autotune.jaxprs import called_jaxpr, open_jaxpr
+from autotune.traced.block_moves import tile_bytes
+from autotune.traced.jaxprs import called_jaxpr, open_jaxpr
 
 REGISTERS_BYTES = 64 * 8 * 128 * 4
 """The vector registers of a TensorCore: 64 of 8 × 128 words."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.jaxprs import open_jaxpr
-from autotune.scalar_code import ScalarCode, Value
+from autotune.traced.jaxprs import open_jaxpr
+from autotune.traced.scalar_code import ScalarCode, Value
 
 LANES = 128
 ROW_BYTES = 512

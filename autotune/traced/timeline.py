@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.block_moves import Moves, distinct_rows
 from autotune.call_record import StepClass, Window
-from autotune.scalar_code import ScalarCode, Weight
+from autotune.traced.block_moves import Moves, distinct_rows
+from autotune.traced.scalar_code import ScalarCode, Weight
 
 
 @dataclass(frozen=True, slots=True)

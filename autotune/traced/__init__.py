@@ -1,0 +1,1 @@
+"""How `pallas_call.trace` reads traced code: one module a question."""

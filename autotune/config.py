@@ -83,7 +83,7 @@ def load(path: str | Path, *, devices: Sequence[str] | None = None) -> Config:
                 spec.trials,
                 spec.seconds,
             ):
-                raise document.error(keys, f"{same}, with another space or budget")
+                raise document.error(keys, f"{same}, with another space or budget; drop one")
             duplicates.append(f"{document.where(keys)}: {spec.problem.label}: {same}; it runs once")
     return Config(
         path=str(path),

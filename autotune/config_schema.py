@@ -85,6 +85,8 @@ def _fault(document: Document, fault: Any) -> InputError:
         return document.error(keys[:-1], f"lacks the key {keys[-1]!r}; {allowed}")
     if fault["type"] == "extra_forbidden":
         return document.error(keys, str(UnknownNameError("key", str(keys[-1]), model.model_fields)))
+    if fault["type"] == "list_type" and "matrix" in keys[:-1]:
+        allowed = "a list of values"
     if isinstance(keys[-1], int) and keys[:-1] == ("problems",):
         allowed = f"a mapping with the keys {', '.join(ProblemEntry.model_fields)}"
     return document.error(keys, f"{shown(fault['input'])} is not allowed; {allowed}")

@@ -65,8 +65,10 @@ class KernelError(AutotuneError):
 
 def shown(value: object) -> str:
     """`value` as an error message quotes it: YAML's spelling of it, cut to 60 characters."""
-    if isinstance(value, str):
-        text = ascii(value) if not value.isprintable() else repr(value)
-    else:
-        text = json.dumps(value, ensure_ascii=False, default=repr)
+    text = (
+        repr(value)
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, default=repr)
+    )
+    text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= 60 else text[:57] + "..."

@@ -78,7 +78,7 @@ def _target(kernel: Kernel, key: str, part: str) -> Keys:
         both = " or ".join(dotted(place) for place in dotless)
         raise InputError(f"{part} is ambiguous; write {both}", path=("matrix", key))
     if not dotless:
-        known = [str(place[-1]) for place in places.values()]
+        known = {str(place[-1]) for place in places.values()}
         raise UnknownNameError(f"matrix key of {kernel.name}", part, known, path=("matrix", key))
     return dotless[0]
 
@@ -104,7 +104,7 @@ def _axis_point(key: str, targets: Sequence[Keys], values: Sequence[Any], i: int
 def _text(value: Any, i: int) -> str:
     """A value inside a name: JSON without quotes and spaces; its position where that is long."""
     text = json.dumps(value, ensure_ascii=False).replace('"', "").replace(" ", "")
-    return text if len(text) <= 40 else f"[{i}]"
+    return text if len(text) <= 40 else f"#{i}"
 
 
 def _joined(parts: Sequence[Point]) -> Point:

@@ -8,6 +8,7 @@ they are expanded.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,7 +49,8 @@ _UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000
 def dotted(keys: Keys) -> str:
     """`problems[0].shape.m`."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
-    return text.removeprefix(".")
+    text = text.removeprefix(".")
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,7 @@ class Document:
 
     def error(self, keys: Keys, message: str) -> InputError:
         """The one-line error of what stands at `keys`."""
+        message = message if message.isprintable() else ascii(message)[1:-1]
         return InputError(f"{self.where(keys)}: {message}", path=keys)
 
 
@@ -85,8 +88,9 @@ def read(path: str | Path) -> Document:
     root = _Builder(name).build(_text(name))
     if root is None or root.value is None:
         raise InputError(f"{name}: is empty; a config has the keys device and problems")
-    lines: dict[Keys, int] = {(): root.line}
-    return Document(path=name, value=_expand(root, (), lines), lines=lines)
+    values = _Values(name)
+    value = values.of(root, ())
+    return Document(path=name, value=value, lines=values.lines)
 
 
 def _text(name: str) -> str:
@@ -127,6 +131,7 @@ class _Node:
     key: _Node | None = None
     size: int = 1
     depth: int = 1
+    not_finite: str | None = None  # the text of a number that no double holds
 
 
 class _Builder:
@@ -137,6 +142,7 @@ class _Builder:
         self._open: list[_Node] = []
         self._anchors: dict[str, _Node] = {}
         self._root: _Node | None = None
+        self._line = 1
 
     def build(self, text: str) -> _Node | None:
         """The root node; None where the text has no document."""
@@ -151,7 +157,7 @@ class _Builder:
             raise self._syntax_error(error, text) from None
         except (YAMLError, ValueError, IndexError) as error:
             # ruamel raises the last two for escapes beyond Unicode and broken directives.
-            raise InputError(f"{self._name}: is not YAML: {_one_line(error)}") from None
+            raise self._error(self._line, f"is not YAML: {_one_line(error)}") from None
         return self._root
 
     def _error(self, line: int, message: str) -> InputError:
@@ -177,7 +183,7 @@ class _Builder:
             raise self._error(line, f"YAML {version} is not allowed; a config is YAML 1.2")
 
     def _take(self, event: Any) -> None:
-        line = event.start_mark.line + 1
+        self._line = line = event.start_mark.line + 1
         if isinstance(event, AliasEvent):
             self._add(self._aliased(event.anchor, line))
         elif isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent):
@@ -194,6 +200,8 @@ class _Builder:
         node = _Node(line=line, anchor=event.anchor)
         if isinstance(event, ScalarEvent):
             node.value = self._scalar(event, line)
+            if isinstance(node.value, float) and not math.isfinite(node.value):
+                node.not_finite = event.value
             self._finish(node)
         else:
             node.value = [] if isinstance(event, SequenceStartEvent) else {}
@@ -211,19 +219,19 @@ class _Builder:
             return _WORDS[text]
         if _INT.fullmatch(text):
             return int(text)
-        number = float(text) if _FLOAT.fullmatch(text) else 0.0
-        if _NOT_FINITE.fullmatch(text) or number - number != 0:
-            raise self._error(line, f"{text[:60]} is not allowed; a finite number")
+        if _NOT_FINITE.fullmatch(text):
+            return math.inf
         if not _FLOAT.fullmatch(text):
             return text
+        number = float(text)
         return int(number) if number.is_integer() and abs(number) <= 2**53 else number
 
     def _aliased(self, anchor: str, line: int) -> _Node:
         if anchor in self._anchors:
             return self._anchors[anchor]
         if any(node.anchor == anchor for node in self._open):
-            raise self._error(line, f"the alias *{anchor} stands inside what it stands for")
-        raise self._error(line, f"the alias *{anchor} has no anchor &{anchor} before it")
+            raise self._error(line, f"the alias {shown(anchor)} stands inside what it stands for")
+        raise self._error(line, f"the alias {shown(anchor)} has no anchor of that name before it")
 
     def _finish(self, node: _Node) -> None:
         if node.anchor is not None:
@@ -280,13 +288,22 @@ def _entries(node: _Node) -> dict[str, tuple[int, _Node]]:
     return entries
 
 
-def _expand(node: _Node, keys: Keys, lines: dict[Keys, int]) -> Any:
-    if isinstance(node.value, list):
-        for i, item in enumerate(node.value):
-            lines[(*keys, i)] = item.line
-        return [_expand(item, (*keys, i), lines) for i, item in enumerate(node.value)]
-    if isinstance(node.value, dict):
-        entries = _entries(node)
-        lines.update(((*keys, name), line) for name, (line, _) in entries.items())
-        return {name: _expand(item, (*keys, name), lines) for name, (_, item) in entries.items()}
-    return node.value
+class _Values:
+    """Nodes as plain values, each place with its own copy, and the lines of all places."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.lines: dict[Keys, int] = {}
+
+    def of(self, node: _Node, keys: Keys) -> Any:
+        self.lines.setdefault(keys, node.line)
+        if isinstance(node.value, list):
+            return [self.of(item, (*keys, i)) for i, item in enumerate(node.value)]
+        if isinstance(node.value, dict):
+            entries = _entries(node)
+            self.lines.update(((*keys, name), line) for name, (line, _) in entries.items())
+            return {name: self.of(item, (*keys, name)) for name, (_, item) in entries.items()}
+        if node.not_finite is not None:
+            where = f"{self._name}:{node.line}: {dotted(keys)}"
+            raise InputError(f"{where}: {node.not_finite[:60]} is not allowed; a finite number")
+        return node.value

@@ -174,12 +174,12 @@ def _checked_shape(kernel: Kernel, shape: Mapping[str, Any]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     required = [axis for axis in kernel.axes if axis not in kernel.axis_defaults]
     for axis in kernel.axes:
-        size = shape.get(axis, kernel.axis_defaults.get(axis))
-        if size is None:
+        if axis not in shape and axis not in kernel.axis_defaults:
             raise InputError(
                 f"shape: lacks {axis!r} ({kernel.name} needs {', '.join(required)})",
                 path=("shape",),
             )
+        size = shape[axis] if axis in shape else kernel.axis_defaults[axis]
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_AXIS:
             raise InputError(
                 f"shape.{axis}: {shown(size)} is not allowed; a whole number from 1 to 2^31",

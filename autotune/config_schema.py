@@ -34,7 +34,10 @@ class ProblemEntry(_Strict):
 
     kernel: str = Field(description="the name of a kernel, or package.module:ATTRIBUTE")
     name: str | None = Field(
-        default=None, min_length=1, max_length=200, description="a text of 1 to 200 characters"
+        default=None,
+        max_length=200,
+        pattern=r"^[^\p{C}\p{Zl}\p{Zp}]+$",  # no control characters, no line breaks
+        description="a line of 1 to 200 characters",
     )
     shape: dict[str, Any] = Field(default={}, description="a mapping of axes to whole numbers")
     options: dict[str, Any] = Field(default={}, description="a mapping of the kernel's options")

@@ -123,8 +123,10 @@ BAD: dict[str, str] = {
     "device: 7\n" + DEVICELESS: f"1: device: 7 is not allowed; {KINDS}",
     "device: []\n" + DEVICELESS: f"1: device: [] is not allowed; {KINDS}",
     "device:\n" + DEVICELESS: f"1: device: null is not allowed; {KINDS}",
-    GOOD + "  name: 5\n": "5: problems[0].name: 5 is not allowed; a text of 1 to 200 characters",
-    GOOD + "  name: ''\n": "5: problems[0].name: '' is not allowed; a text of 1 to 200 characters",
+    GOOD + "  name: 5\n": "5: problems[0].name: 5 is not allowed; a line of 1 to 200 characters",
+    GOOD + "  name: ''\n": "5: problems[0].name: '' is not allowed; a line of 1 to 200 characters",
+    GOOD + '  name: "a\\nb"\n': "5: problems[0].name: 'a\\nb' is not allowed; "
+    "a line of 1 to 200 characters",
     GOOD + "  space: {block_q: 128}\n" + ROW: "6: problems[1]: the same problem as problems[0] "
     "on line 3, with another space or budget; drop one",
     # Kernels.

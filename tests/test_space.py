@@ -156,7 +156,7 @@ def test_values_that_only_look_equal_are_two_candidates() -> None:
         ({"canonical": lambda p, c: {"x": 1}}, "kernel toy: canonical gave ['x'], its "),
         ({"canonical": lambda p, c: {**c, "order": [1]}}, "config entry order=[1] is not a scalar"),
         ({"illegal": lambda p, c, d: 1 / 0}, "kernel toy: illegal raised ZeroDivisionError: "),
-        ({"tunables": lambda p, d: {}["x"]}, "kernel toy: tunables raised KeyError: 'x'"),
+        ({"tunables": lambda p, d: p.shape["x"]}, "kernel toy: tunables raised KeyError: 'x'"),
     ],
 )  # fmt: skip
 def test_a_kernel_that_breaks_its_contract_is_one_line(

@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
+
 from autotune.candidate import Scalar
 from autotune.errors import InputError
 from autotune.kernels.base import Option, flag, number
@@ -171,14 +174,24 @@ def allowed_block(value: Scalar, tile: int = LANES) -> str | None:
 # Block arithmetic. Block indices may be Python ints or traced scalars; `offset` is causal_offset.
 
 
+def quotient(a: Any, b: int) -> Any:
+    """a // b for a >= 0. The operator's floor on a traced value would ask for the chip's kind."""
+    return a // b if isinstance(a, int) else lax.div(a, jnp.asarray(b, a.dtype))
+
+
 def last_kv_block(q_block: Any, block_q: int, block_kv: int, offset: int) -> Any:
-    """Last kv block any query of `q_block` sees under a causal mask; negative where none."""
-    return ((q_block + 1) * block_q - 1 + offset) // block_kv
+    """Last kv block any query of `q_block` sees under a causal mask; 0 where none: a safe index."""
+    last = (q_block + 1) * block_q - 1 + offset
+    return quotient(_at_least_0(last), block_kv)
 
 
 def first_q_block(kv_block: Any, block_q: int, block_kv: int, offset: int) -> Any:
-    """First q block that sees any key of `kv_block` under a causal mask; may be negative."""
-    return (kv_block * block_kv - offset) // block_q
+    """First q block that sees any key of `kv_block` under a causal mask."""
+    return quotient(_at_least_0(kv_block * block_kv - offset), block_q)
+
+
+def _at_least_0(value: Any) -> Any:
+    return max(value, 0) if isinstance(value, int) else jnp.maximum(value, 0)
 
 
 def is_visible(q_block: Any, kv_block: Any, block_q: int, block_kv: int, offset: int) -> Any:

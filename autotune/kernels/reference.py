@@ -78,7 +78,7 @@ def attention(
 
 
 def flash_fwd(problem: Problem, q: Any, k: Any, v: Any) -> Any:
-    """The output, or (output, lse, max) with `residuals`. A max-logit constant is that max."""
+    """The output, or (output, lse, max) with `residuals`."""
     shape, options = AttentionShape.of(problem), problem.options
     mask = causal_mask(shape.q_len, shape.kv_len) if options["causal"] else None
     out, lse, top = attention(
@@ -89,6 +89,4 @@ def flash_fwd(problem: Problem, q: Any, k: Any, v: Any) -> Any:
         soft_cap=options["logit_soft_cap"],
         mask=mask,
     )
-    if (constant := options.get("max_logit_const")) is not None:
-        top = np.where(top > MASK_VALUE, constant, MASK_VALUE)
     return (out, lse, top) if options["residuals"] else out

@@ -6,6 +6,9 @@ Records only, and no jax import; `pallas_call.trace` fills them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,3 +146,31 @@ class Program:
     """All `pallas_call`s of a traced function, in program order."""
 
     calls: tuple[PallasCall, ...] = field(default_factory=tuple)
+
+
+def from_json(record: dict[str, Any]) -> Program:
+    """The `Program` that `dataclasses.asdict` and JSON made `record` of.
+
+    Raises TypeError or KeyError for another record.
+    """
+    return Program(calls=tuple(_call(call) for call in record["calls"]))
+
+
+def _call(record: dict[str, Any]) -> PallasCall:
+    semantics = record["dimension_semantics"]
+    return PallasCall(
+        **{
+            **record,
+            "grid": tuple(record["grid"]),
+            "dimension_semantics": None if semantics is None else tuple(semantics),
+            "windows": tuple(_shaped(Window, w) for w in record["windows"]),
+            "scratch": tuple(_shaped(Scratch, s) for s in record["scratch"]),
+            "classes": tuple(StepClass(**c) for c in record["classes"]),
+            "revisited_axes": tuple(record["revisited_axes"]),
+            "branches": tuple(tuple(b) for b in record["branches"]),
+        }
+    )
+
+
+def _shaped(kind: type[T], record: dict[str, Any]) -> T:
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})

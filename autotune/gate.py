@@ -16,6 +16,7 @@ from autotune.kernels import base
 from autotune.leaderboard import Board, Row
 from autotune.progress import Progress
 from autotune.search.prune import Stages
+from autotune.search.space import Space
 
 PASS, REGRESSION, INCONCLUSIVE = "pass", "regression", "inconclusive"
 EXIT_STATUS = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 3}
@@ -127,10 +128,10 @@ def _reevaluate(best: Row, stages: Stages, against: str) -> Row:
     )
     judge = stages.judge(kernel, problem)
     candidate = Candidate.of(json.loads(best.config))
-    (judged,) = stages.model(judge, [candidate])
+    (judged,) = stages.model(judge, Space(legal=(candidate,)))
     if against == "model" or not judged.survives:
         return judged.row
-    return stages.compile(judge, [judged], None)([judged])[candidate]
+    return stages.compile(judge, 1)([judged])[candidate]
 
 
 def _compare(board: Board, best: Row, today: Row, against: str, tolerance: float) -> Verdict:

@@ -68,7 +68,10 @@ def _sweep(spec: ProblemSpec, plan: Plan, stages: Stages, *, compiling: bool) ->
         )
         survivors = [j for j in judged if j.survives]
         rows |= explore(
-            survivors, stages.compile(judge, survivors, budget), budget=budget, seed=plan.seed
+            survivors,
+            stages.compile(judge, min(len(survivors), budget.trials)),
+            budget=budget,
+            seed=plan.seed,
         )
     path = leaderboard.path_of(plan.results, device.name, kernel.name, spec.problem.key)
     return leaderboard.merge(

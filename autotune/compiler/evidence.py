@@ -1,9 +1,12 @@
-"""What the TPU compiler says of a candidate: a typed record, nothing parsed here."""
+"""What a worker says of a candidate: a typed record, nothing parsed here."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from autotune import call_record
+from autotune.call_record import Program
 
 STATUSES = ("ok", "oom", "unsupported", "failed", "timeout", "crashed")
 
@@ -54,12 +57,13 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """The verdict on one candidate.
+    """The verdict on one candidate; of a `trace` task, which no compiler sees, the program.
 
     Attributes:
       status: `ok`, `oom`, `unsupported`, `failed`, `timeout` or `crashed`.
       reason: one line, for every status but `ok`.
-      schedules: one per `pallas_call`, in program order.
+      schedules: one per `pallas_call`, in program order; of a `compile` task only.
+      program: the traced `pallas_call`s; of a `trace` task only.
       compile_seconds: trace + lower + compile in the worker.
       jax_version, libtpu_version: what compiled it.
       limit_s, limit_bytes: the limit on time or host memory that ended it, where one did.
@@ -70,6 +74,7 @@ class Compiled:
     status: str
     reason: str | None = None
     schedules: tuple[Schedule, ...] = field(default_factory=tuple)
+    program: Program | None = None
     compile_seconds: float | None = None
     jax_version: str | None = None
     libtpu_version: str | None = None
@@ -91,8 +96,14 @@ def to_json(compiled: Compiled) -> dict[str, Any]:
 
 def from_json(record: dict[str, Any]) -> Compiled:
     """The `Compiled` that `to_json` wrote. Raises TypeError, KeyError or ValueError for another."""
-    schedules = tuple(_schedule(s) for s in record["schedules"])
-    return Compiled(**{**record, "schedules": schedules})
+    program = record.get("program")
+    return Compiled(
+        **{
+            **record,
+            "schedules": tuple(_schedule(s) for s in record["schedules"]),
+            "program": None if program is None else call_record.from_json(program),
+        }
+    )
 
 
 def _schedule(record: dict[str, Any]) -> Schedule:

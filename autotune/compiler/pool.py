@@ -27,7 +27,7 @@ def default_jobs() -> int:
 
 
 class CompilePool:
-    """Compile workers as a context manager. Workers start when first needed.
+    """Workers that trace and compile, as a context manager. They start when first needed.
 
     Args:
       jobs: worker processes; None is `default_jobs()`.
@@ -35,7 +35,6 @@ class CompilePool:
       memory_limit_bytes: resident host memory of one worker; None shares 7.5 GiB out.
 
     Raises:
-      NoCompilerError: where there is no libtpu (`unavailable`).
       InputError: for a number of jobs or a limit that is not positive.
     """
 
@@ -46,9 +45,6 @@ class CompilePool:
         timeout_s: float = 120.0,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        missing = unavailable()
-        if missing:
-            raise NoCompilerError(missing)
         self.jobs = default_jobs() if jobs is None else jobs
         if self.jobs < 1:
             raise InputError(f"jobs: {self.jobs} is not allowed; a whole number of at least 1")
@@ -89,6 +85,9 @@ class CompilePool:
 
         Tasks are pulled in the caller's thread, one for each free worker and no more, so a
         generator may decide late. Leaving the loop early ends what is still being compiled.
+
+        Raises:
+          NoCompilerError: a `compile` task where there is no libtpu (`unavailable`).
         """
         waiting: dict[Future[Compiled], Task] = {}
         source = iter(tasks)
@@ -98,6 +97,8 @@ class CompilePool:
                     task = next(source, None)
                     if task is None:
                         break
+                    if task.kind == "compile" and (missing := unavailable()):
+                        raise NoCompilerError(missing)
                     waiting[self._threads.submit(self._evaluate, task)] = task
                 if not waiting:
                     return

@@ -124,7 +124,8 @@ class WorkerProcess:
         finally:
             os.close(write_end)
         try:
-            self._send({"sys_path": sys.path, "device": task.problem.device})
+            device = task.problem.device if task.kind == "compile" else None
+            self._send({"sys_path": sys.path, "device": device})
             self._receive(START_SECONDS)
         except _EndedError:
             lines = self._stderr_text().strip().splitlines()

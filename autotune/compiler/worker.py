@@ -1,4 +1,4 @@
-"""The compile worker: one job a line on stdin, one answer a line on a pipe of its own.
+"""The worker that traces and compiles: one job a line on stdin, one answer a line on a pipe of its own.
 
 Expendable: libtpu may abort, hang or eat memory in here. Started by `process.py`.
 """
@@ -21,13 +21,16 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 
 from autotune import device as devices
+from autotune.call_record import Program
 from autotune.compiler import environment, evidence
 from autotune.compiler.evidence import Compiled
 from autotune.compiler.program import read_schedules
 from autotune.compiler.task import Task
-from autotune.compiler.verdict import classify
+from autotune.compiler.verdict import Verdict, classify
 from autotune.device import Device
+from autotune.errors import KernelError
 from autotune.kernels import base
+from autotune.pallas_call import semantics_reason, trace
 
 
 class Compiler:
@@ -46,13 +49,20 @@ class Compiler:
             self._targets[device.name] = topology.devices[0]
         return self._targets[device.name]
 
-    def compile(self, task: Task) -> Compiled:
+    def evaluate(self, task: Task) -> Compiled:
         """The verdict on a candidate. Whatever the candidate raises becomes its reason."""
         started = time.perf_counter()
         schedules: tuple[evidence.Schedule, ...] = ()
-        verdict = None
+        program = verdict = None
         try:
-            schedules = self._schedules(task)
+            if task.kind == "trace":
+                program = _program(task)
+            else:
+                schedules = self._schedules(task)
+        except KernelError as error:
+            verdict = Verdict(status="failed", reason=str(error))
+        except _RefusedError as error:
+            verdict = Verdict(status="unsupported", reason=str(error))
         except Exception as error:
             verdict = classify(error)
         finally:
@@ -62,6 +72,7 @@ class Compiler:
             reason=verdict.reason if verdict else None,
             repeatable=verdict.repeatable if verdict else True,
             schedules=schedules,
+            program=program,
             compile_seconds=time.perf_counter() - started,
             jax_version=self._versions["jax"],
             libtpu_version=self._versions["libtpu"],
@@ -80,6 +91,24 @@ class Compiler:
     def _empty_dump(self) -> None:
         for path in self._dump.iterdir():
             path.unlink(missing_ok=True)
+
+
+class _RefusedError(Exception):
+    """A config that the kernel, or the rules for its grid, cannot run."""
+
+
+def _program(task: Task) -> Program:
+    """The traced program. Raises KernelError, or _RefusedError with the rule that is broken."""
+    kernel = base.load(task.problem.kernel)
+    try:
+        function, arguments = kernel.build(task.problem, task.candidate.config)
+    except ValueError as error:
+        raise _RefusedError(" ".join(str(error).split())) from error
+    program = trace(function, arguments, devices.get(task.problem.device))
+    for call in program.calls:
+        if reason := semantics_reason(call):
+            raise _RefusedError(reason)
+    return program
 
 
 def _lower(jitted: Any, arguments: tuple[Any, ...], device: Device) -> tuple[Any, Any]:
@@ -141,7 +170,7 @@ def _read_jobs(stream: BinaryIO, jobs: queue.SimpleQueue[bytes], dump_folder: Pa
 
 
 def main(answers_fd: int, dump_folder: Path) -> None:
-    """Serves until stdin ends. The first line names the device to warm up for."""
+    """Serves until stdin ends. The first line names the device to warm up for, or null."""
     os.dup2(2, 1)  # kernels and libtpu print: the answers have a pipe of their own
     os.set_inheritable(answers_fd, False)
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -153,11 +182,12 @@ def main(answers_fd: int, dump_folder: Path) -> None:
         hello = json.loads(jobs.get())
         sys.path[:] = hello["sys_path"]
         compiler = Compiler(dump_folder)
-        compiler.target(devices.get(hello["device"]))
+        if hello["device"] is not None:
+            compiler.target(devices.get(hello["device"]))
         answers.write(json.dumps({"ready": True}) + "\n")
         answers.flush()
         while True:
-            compiled = compiler.compile(Task.from_json(json.loads(jobs.get())))
+            compiled = compiler.evaluate(Task.from_json(json.loads(jobs.get())))
             answers.write(json.dumps(evidence.to_json(compiled)) + "\n")
             answers.flush()
 

@@ -1,0 +1,146 @@
+"""The model and compile stages of one sweep: candidates in, judged rows out, evidence cached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from autotune import device as devices
+from autotune.candidate import Candidate
+from autotune.compiler import environment, evidence
+from autotune.compiler.cache import Cache, CompileCache, content_key
+from autotune.compiler.evidence import Compiled
+from autotune.compiler.fingerprint import kernel_fingerprint
+from autotune.compiler.pool import CompilePool
+from autotune.compiler.task import Task
+from autotune.kernels import base
+from autotune.kernels.base import Kernel
+from autotune.leaderboard import Row
+from autotune.problem import Problem
+from autotune.progress import Progress
+from autotune.search.evaluate import Judge, Judged
+from autotune.search.space import Space
+
+
+@dataclass(kw_only=True, slots=True)
+class Stages:
+    """What the stages of a sweep share: workers, cache, progress."""
+
+    pool: CompilePool
+    cache: Cache
+    progress: Progress
+    fresh: bool = False
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, *, jobs: int, timeout_s: float, fresh: bool, progress: Progress
+    ) -> Iterator[Stages]:
+        """Stages with `jobs` worker processes, which end with the context."""
+        cache = Cache(warn=lambda text: progress.note(f"autotune: {text}"))
+        with CompilePool(jobs=jobs, timeout_s=timeout_s) as pool:
+            yield cls(pool=pool, cache=cache, progress=progress, fresh=fresh)
+
+    def judge(self, kernel: Kernel, problem: Problem) -> Judge:
+        """The judge of a problem: its FLOP count and its kernel's fingerprint."""
+        return Judge(
+            problem=problem,
+            device=devices.get(problem.device),
+            flops=base.ask(kernel, "flops", kernel.flops, problem),
+            kernel_fingerprint=kernel_fingerprint(problem.kernel),
+        )
+
+    def model(self, judge: Judge, space: Space) -> list[Judged]:
+        """Model evidence on every candidate of `space`; the illegal ones with their rule."""
+        self.progress.start(judge.problem.label, "model", len(space.legal))
+        key = _trace_key(judge)
+        stored = None if self.fresh else self.cache.get(key)
+        traced = {c: evidence.from_json(r) for c, r in (stored or {}).items()}
+        missing = [c for c in space.legal if c.json not in traced]
+        for _ in range(len(space.legal) - len(missing)):
+            self.progress.advance()
+        tasks = [Task(problem=judge.problem, candidate=c, kind="trace") for c in missing]
+        for task, answer in self.pool.run(tasks):
+            traced[task.candidate.json] = answer
+            self.progress.advance()
+        if missing:
+            kept = {c: evidence.to_json(t) for c, t in traced.items() if _is_repeatable(t)}
+            self.cache.put(key, kept)
+        return [
+            *(_modelled(judge, c, traced[c.json]) for c in space.legal),
+            *(judge.rejected(i.candidate, "pruned", i.reason) for i in space.illegal),
+        ]
+
+    def compile(
+        self, judge: Judge, total: int
+    ) -> Callable[[Sequence[Judged]], dict[Candidate, Row]]:
+        """An evaluation for `study.explore`: compiled evidence on a batch of survivors."""
+        self.progress.start(judge.problem.label, "compile", total)
+        best_ms: float | None = None
+
+        def evaluate(batch: Sequence[Judged]) -> dict[Candidate, Row]:
+            nonlocal best_ms
+            by_candidate = {j.candidate: j for j in batch}
+            rows: dict[Candidate, Row] = {}
+            for candidate, compiled in self._compiled(judge, by_candidate):
+                row = judge.compiled(by_candidate[candidate], compiled)
+                rows[candidate] = row
+                if row.status == "ok" and row.latency_compiled_ms is not None:
+                    best_ms = min(best_ms or row.latency_compiled_ms, row.latency_compiled_ms)
+                self.progress.advance(best_ms=best_ms)
+            return rows
+
+        return evaluate
+
+    def _compiled(
+        self, judge: Judge, candidates: Iterable[Candidate]
+    ) -> Iterator[tuple[Candidate, Compiled]]:
+        """The compiler's verdict on each candidate, from the cache where it is there."""
+        cache = CompileCache(
+            self.cache,
+            fingerprint=judge.kernel_fingerprint,
+            timeout_s=self.pool.timeout_s,
+            memory_limit_bytes=self.pool.memory_limit_bytes,
+        )
+        waiting: list[Task] = []
+        for candidate in candidates:
+            task = Task(problem=judge.problem, candidate=candidate)
+            known = None if self.fresh else cache.get(task)
+            if known is None:
+                waiting.append(task)
+            else:
+                yield candidate, known
+        for task, compiled in self.pool.run(waiting):
+            cache.put(task, compiled)
+            yield task.candidate, compiled
+
+
+def _trace_key(judge: Judge) -> str:
+    """Key of what tracing says of all candidates of a problem: they cost milliseconds each, and
+    writing an entry safely costs as much."""
+    return content_key(
+        {
+            "kind": "traced",
+            "kernel_fingerprint": judge.kernel_fingerprint,
+            "record_fingerprint": kernel_fingerprint("autotune.pallas_call:trace"),
+            "versions": environment.versions(),
+            "flags": environment.compile_flags(os.environ),
+            "problem_key": judge.problem.key,
+            "problem": judge.problem.json,
+        }
+    )
+
+
+def _is_repeatable(answer: Compiled) -> bool:
+    return answer.status in ("ok", "unsupported") or (
+        answer.status == "failed" and answer.repeatable and answer.limit_bytes is None
+    )
+
+
+def _modelled(judge: Judge, candidate: Candidate, answer: Compiled) -> Judged:
+    if answer.program is None:
+        status = "pruned" if answer.status == "unsupported" else answer.status
+        return judge.rejected(candidate, status, answer.reason or "not traced")
+    return judge.modelled(candidate, answer.program)

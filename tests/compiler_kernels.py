@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 
@@ -86,6 +87,34 @@ def two_calls(problem: Problem, config: Config) -> Call:
     return program, arguments
 
 
+def scratch(problem: Problem, config: Config) -> Call:
+    """Doubles a small array next to `scratch_mib` MiB of VMEM (or SMEM) scratch."""
+    mib = int(config["scratch_mib"])  # type: ignore[arg-type]
+    shape = jax.ShapeDtypeStruct((256, 128), jnp.float32)
+    in_smem = config.get("memory") == "smem"
+
+    def kernel(x_ref, o_ref, scratch_ref):  # type: ignore[no-untyped-def]
+        o_ref[...] = x_ref[...] * 2
+        if in_smem:
+            scratch_ref[0] = 1
+        else:
+            scratch_ref[0:8, :] = x_ref[0:8, :]
+
+    call = pl.pallas_call(
+        kernel,
+        out_shape=shape,
+        scratch_shapes=[
+            pltpu.SMEM((mib << 18,), jnp.int32)
+            if in_smem
+            else pltpu.VMEM((mib << 11, 128), jnp.float32)
+        ],
+        compiler_params=pltpu.CompilerParams(
+            vmem_limit_bytes=int(config.get("vmem_limit_mib", 64)) << 20  # type: ignore[arg-type]
+        ),
+    )
+    return call, (shape,)
+
+
 def misbehave(problem: Problem, config: Config) -> Call:
     """Does while it is traced what `config["act"]` says, then is a matmul."""
     call, arguments = matmul(problem, {"bm": 256, "bk": 256, "bn": 256})
@@ -125,16 +154,18 @@ def act(what: str) -> None:
         held = []
         while True:
             held.append(b"x" * (1 << 27))
+    if what == "start another and hang":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        with open(os.environ["AUTOTUNE_TEST_PID_FILE"], "w") as file:
+            file.write(f"{os.getpid()} {child.pid}")
+        time.sleep(60)
     if what == "print":
         print('{"status": "ok"}', flush=True)
     if what == "ask for the chip":
         assert pltpu.get_tpu_info().num_lanes == 128
     if what == "eager table":
-        assert int(jnp.arange(16).sum()) == 120 if not _traced() else True
-
-
-def _traced() -> bool:
-    return isinstance(jnp.arange(2).sum(), jax.core.Tracer)
+        with jax.ensure_compile_time_eval():
+            assert int(jnp.arange(16).sum()) == 120
 
 
 def _kernel(name: str, build, **more) -> Kernel:  # type: ignore[no-untyped-def]
@@ -153,6 +184,7 @@ def _kernel(name: str, build, **more) -> Kernel:  # type: ignore[no-untyped-def]
 
 
 MATMUL = _kernel("tile", matmul)
+SCRATCH = _kernel("scratch", scratch)
 TWO_CALLS = _kernel("two_calls", two_calls)
 MISBEHAVE = _kernel("misbehave", misbehave)
 NOT_A_KERNEL = 42

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from autotune.compiler import environment, evidence
 from autotune.compiler.evidence import Compiled
 from autotune.compiler.fingerprint import record_fingerprint
 from autotune.compiler.task import Task
+
+
+ABANDONED_SECONDS = 3600  # no write takes that long
 
 
 class CacheWarning(UserWarning):
@@ -76,6 +80,7 @@ class Cache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, f"{_checksum(key, body)}\n{body}")
+            _remove_abandoned(path.parent)
         except OSError as error:
             self._writable = False
             self._warn(f"cache folder {self.folder} cannot be written ({error.strerror or error})")
@@ -101,6 +106,14 @@ def _replace(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what writers that were killed left half written in `folder`."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                path.unlink()
 
 
 def _issue_warning(message: str) -> None:

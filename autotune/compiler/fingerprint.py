@@ -6,8 +6,8 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import UnknownNameError
@@ -16,33 +16,32 @@ from autotune.errors import UnknownNameError
 _RECORD_MODULES = ("dump", "environment", "evidence", "program", "task", "verdict", "worker")
 
 
-def kernel_fingerprint(module: str) -> str:
-    """Hash over the source of `module` and of all it imports from its own top-level package.
+def kernel_fingerprint(kernel: str) -> str:
+    """Hash over the source of the kernel's module and of all of its own that it imports.
 
-    Imports inside functions count too. Nothing is imported: an edited kernel has another
-    fingerprint, an edited report has not, because imports point down only.
+    Its own are the modules of the same top-level package; beside a single-file module, those in the
+    same folder. Imports inside functions count too. Nothing is imported. An edited kernel has
+    another fingerprint; an edited report has not, because imports point down only.
 
     Args:
-      module: dotted name of the module that defines the kernel.
+      kernel: registry name, or `package.module:ATTRIBUTE`.
 
     Raises:
       UnknownNameError: there is no such module, or it has no Python source.
     """
-    root = module.partition(".")[0]
+    module = kernel.partition(":")[0] if ":" in kernel else f"autotune.kernels.{kernel}"
+    own = _own_folder(module.partition(".")[0])
+    if own is None or _source(module) is None:
+        raise UnknownNameError("kernel module", module, ())
     found: dict[str, Path] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        if name in found:
-            continue
-        path = _source(name)
-        if path is None:
-            if name == module:
-                raise UnknownNameError("kernel module", module, ())
-            continue  # `from package import function`: the package itself is on the list
-        found[name] = path
-        is_package = path.name == "__init__.py"
-        waiting += [n for n in _imports(_text(path), name, is_package) if _within(n, root)]
+        path = _source(name) if name not in found else None
+        # None also for a function or class: `from module import function` names the module too.
+        if path is not None and path.is_relative_to(own):
+            found[name] = path
+            waiting += _imports(path, _stamp(path), name)
     return _digest({name: _text(path) for name, path in found.items()})
 
 
@@ -52,8 +51,13 @@ def record_fingerprint() -> str:
     return _digest({name: _text(folder / f"{name}.py") for name in _RECORD_MODULES})
 
 
-def _within(name: str, root: str) -> bool:
-    return name == root or name.startswith(f"{root}.")
+def _own_folder(top: str) -> Path | None:
+    """The folder of a top-level package or beside a single-file module, or that file alone."""
+    path, folders = _locate(top, _search_path())
+    if folders:
+        return Path(folders[0])
+    # What lies beside an installed single-file module belongs to other projects.
+    return path if path is None or "site-packages" in path.parts else path.parent
 
 
 def _digest(texts: dict[str, str]) -> str:
@@ -63,49 +67,58 @@ def _digest(texts: dict[str, str]) -> str:
     return total.hexdigest()[:16]
 
 
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
 def _text(path: Path) -> str:
-    stat = path.stat()
-    return _read(path, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.cache
-def _read(path: Path, changed_ns: int, size: int) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _search_path() -> list[str]:
+    return [*sys.path, os.getcwd()]
 
 
 def _source(name: str) -> Path | None:
     """The source file of a module, found as an import would, without importing its parents."""
-    folders: list[str] | None = list(sys.path)
+    folders = _search_path()
     path: Path | None = None
     for part in name.split("."):
-        if folders is None:
-            return None
         path, folders = _locate(part, folders)
-        if path is None and folders is None:
-            return None
     return path
 
 
-def _locate(part: str, folders: list[str]) -> tuple[Path | None, list[str] | None]:
+def _locate(part: str, folders: list[str]) -> tuple[Path | None, list[str]]:
+    """(source file, folders of its submodules); no file for a namespace package."""
+    namespaces = []
     for folder in folders:
-        base = Path(folder or ".")
-        if (base / part / "__init__.py").is_file():
-            return base / part / "__init__.py", [str(base / part)]
-        if (base / f"{part}.py").is_file():
-            return base / f"{part}.py", None
-    return None, None
+        base = Path(folder or ".").resolve() / part
+        if (base / "__init__.py").is_file():
+            return base / "__init__.py", [str(base)]
+        if base.with_name(f"{part}.py").is_file():
+            return base.with_name(f"{part}.py"), []
+        if base.is_dir():
+            namespaces.append(str(base))
+    return None, namespaces
 
 
-def _imports(text: str, module: str, is_package: bool) -> Iterator[str]:
-    """Names of modules `text` may import; some may be functions or classes of a module."""
-    package = module if is_package else module.rpartition(".")[0]
-    yield package
-    for node in ast.walk(ast.parse(text)):
+@functools.cache
+def _imports(path: Path, stamp: tuple[int, int], module: str) -> frozenset[str]:
+    """Names of the modules a source file may import; some are functions or classes of a module."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names = {package} - {""}
+    try:
+        tree = ast.parse(_text(path))
+    except SyntaxError:  # it cannot be imported either, and its text counts all the same
+        return frozenset(names)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            names.add(base)
+            names.update(f"{base}.{alias.name}" for alias in node.names)
+    return frozenset(names)

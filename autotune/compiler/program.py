@@ -11,7 +11,9 @@ from autotune.compiler.evidence import Schedule
 from autotune.device import Device
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_CALLED = re.compile(r"(?:body|condition|to_apply|calls|branch_computations)=\{?(%[\w.\-, %]+)\}?")
+_CALLED = re.compile(
+    r"\b(?:body|condition|to_apply|calls|\w+_computations?)=(?:(%[\w.\-]+)|\{([^}]*)\})"
+)
 _KERNEL = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*custom_call_target=\"tpu_custom_call\"")
 _SERIAL = re.compile(r"\.(\d+)(?:\.\D.*)?$")
 
@@ -49,8 +51,8 @@ def _walk(name: str, bodies: dict[str, list[str]], seen: list[str], done: set[st
         if kernel:
             seen.append(kernel[1])
             continue
-        for called in _CALLED.findall(line):
-            for part in called.split(","):
+        for one, several in _CALLED.findall(line):
+            for part in (one or several).split(","):
                 _walk(part.strip().lstrip("%"), bodies, seen, done)
 
 

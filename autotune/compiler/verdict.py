@@ -133,14 +133,14 @@ def _first_sentence(text: str) -> str:
         head = _CODE.sub("", head).strip()
     if (not head or head.endswith(":")) and len(lines) > 1:
         head = f"{head} {lines[1]}".strip()
-    return f"{head.rstrip('.')} ({code[1]})" if code else head
+    return f"{head.removesuffix('.')} ({code[1]})" if code else head
 
 
 def _line(text: str) -> str:
     """One line without machine paths, addresses or advice to file a bug, of bounded length."""
     text = _BUG_REPORT.sub("", _ELSEWHERE.sub("", text))
     text = _ADDRESS.sub("", _PATH.sub(r"\1", text))
-    text = " ".join(text.split())
+    text = " ".join(text.split()).removesuffix(".")
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1].rstrip() + "…"
 
 

@@ -1,0 +1,103 @@
+"""A kernel's fingerprint changes with the kernel, and with nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+
+from autotune.compiler.fingerprint import kernel_fingerprint, record_fingerprint
+from autotune.errors import UnknownNameError
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    folder = tmp_path / "my_kernels"
+    (folder / "deep").mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "mine.py": "import numpy\nfrom . import blocks\nfrom my_kernels.deep.masks import mask\n",
+        "blocks.py": "def late():\n    from my_kernels import table\n",
+        "table.py": "T = 1\n",
+        "deep/__init__.py": "",
+        "deep/masks.py": "from ..shared import S\nmask = 1\n",
+        "shared.py": "S = 1\n",
+        "unrelated.py": "U = 1\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.py", "blocks.py", "table.py", "deep/masks.py", "shared.py", "__init__.py"]
+)
+def test_an_edit_of_what_the_kernel_imports_changes_it(package, name):
+    before = kernel_fingerprint("my_kernels.mine:KERNEL")
+    with (package / name).open("a") as file:
+        file.write("# changed\n")
+    assert kernel_fingerprint("my_kernels.mine:KERNEL") != before
+
+
+def test_an_edit_of_a_module_it_does_not_import_does_not(package):
+    before = kernel_fingerprint("my_kernels.mine:KERNEL")
+    (package / "unrelated.py").write_text("U = 2\n")
+    assert kernel_fingerprint("my_kernels.mine:KERNEL") == before
+
+
+def test_a_new_import_counts_at_once(package):
+    before = kernel_fingerprint("my_kernels.mine:KERNEL")
+    (package / "shared.py").write_text("S = 1\nfrom . import unrelated\n")
+    with_import = kernel_fingerprint("my_kernels.mine:KERNEL")
+    (package / "unrelated.py").write_text("U = 2\n")
+    assert len({before, with_import, kernel_fingerprint("my_kernels.mine:KERNEL")}) == 3
+
+
+def test_a_module_beside_a_single_file_kernel_counts(tmp_path, monkeypatch):
+    (tmp_path / "flat_kernel.py").write_text("import flat_helper\nimport json\n")
+    (tmp_path / "flat_helper.py").write_text("H = 1\n")
+    monkeypatch.chdir(tmp_path)
+    before = kernel_fingerprint("flat_kernel:KERNEL")
+    (tmp_path / "flat_helper.py").write_text("H = 2\n")
+    assert kernel_fingerprint("flat_kernel:KERNEL") != before
+
+
+def test_a_package_without_an_init_file_is_found(tmp_path, monkeypatch):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "mine.py").write_text("from bare import other\n")
+    (tmp_path / "bare" / "other.py").write_text("O = 1\n")
+    monkeypatch.chdir(tmp_path)
+    before = kernel_fingerprint("bare.mine:KERNEL")
+    (tmp_path / "bare" / "other.py").write_text("O = 2\n")
+    assert kernel_fingerprint("bare.mine:KERNEL") != before
+
+
+def test_an_imported_module_with_a_syntax_error_still_counts(package):
+    (package / "table.py").write_text("def (\n")
+    before = kernel_fingerprint("my_kernels.mine:KERNEL")
+    (package / "table.py").write_text("def ((\n")
+    assert kernel_fingerprint("my_kernels.mine:KERNEL") != before
+
+
+def test_an_unknown_module_is_named():
+    with pytest.raises(UnknownNameError, match="unknown kernel module 'no_such.module'"):
+        kernel_fingerprint("no_such.module:KERNEL")
+
+
+def test_hashing_a_built_in_kernel_imports_neither_it_nor_jax():
+    code = (
+        "import sys\n"
+        "from autotune.compiler.fingerprint import kernel_fingerprint\n"
+        "print(kernel_fingerprint('matmul'))\n"
+        "assert 'jax' not in sys.modules\n"
+        "assert 'autotune.kernels.matmul' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == kernel_fingerprint("matmul")
+    assert len(record_fingerprint()) == 16
+
+
+def test_every_built_in_kernel_lies_where_its_fingerprint_looks():
+    from autotune.kernels.base import REGISTRY
+
+    assert {name: f"autotune.kernels.{name}" for name in REGISTRY} == REGISTRY

@@ -70,6 +70,13 @@ def test_the_default_is_always_evaluated_and_the_models_best_come_first() -> Non
     assert [c.config["bm"] for c in evaluations.done[1:3]] == [10, 10]
 
 
+def test_of_candidates_the_model_cannot_tell_apart_one_comes_first() -> None:
+    evaluations = Evaluations()
+    explore(space(range(1, 11)), evaluations, budget=Budget(trials=12), seed=0)
+    first = [c.config for c in evaluations.done[:6]]
+    assert all(c["buffers"] is None for c in first), "twins differ in buffers only; null is plain"
+
+
 def test_tpe_finds_what_the_model_would_not_have_tried() -> None:
     survivors = space(range(1, 11))
     by_model = sorted(j.row.latency_model_ms or 0 for j in survivors)[:60]

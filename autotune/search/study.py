@@ -7,6 +7,7 @@ the number of workers and the order in which they finish: same seed, same candid
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ class _Search:
     """The candidates known so far, and the budget they used."""
 
     def __init__(self, survivors: Sequence[Judged], evaluate: Evaluate, budget: Budget) -> None:
-        self.order = sorted(survivors, key=_model_order)
+        self.order = _model_order(survivors)
         self.rows: dict[Candidate, Row] = {}
         self._evaluate = evaluate
         self._budget = budget
@@ -83,13 +84,26 @@ class _Search:
         return next((j for j in self.order if j.candidate not in known), None)
 
 
-def _model_order(judged: Judged) -> tuple[bool, float, str]:
-    latency_ms = judged.row.latency_model_ms
-    return (
-        not judged.candidate.is_default,
-        float("inf") if latency_ms is None else latency_ms,
-        judged.candidate.json,
-    )
+def _model_order(survivors: Sequence[Judged]) -> list[Judged]:
+    """The default, then the model's order with one of each set of twins before any second one.
+
+    Twins are candidates that the model cannot tell apart, as two VMEM limits that both suffice:
+    trying one of them says most of what trying the others would. The one that leaves most to the
+    kernel's own choice (nulls) is the first.
+    """
+
+    def plain(judged: Judged) -> tuple[int, str]:
+        return sum(v is not None for _, v in judged.candidate.items), judged.candidate.json
+
+    seen: Counter[tuple[object, ...]] = Counter()
+    keyed = []
+    for judged in sorted(survivors, key=plain):
+        row = judged.row
+        latency_ms = float("inf") if row.latency_model_ms is None else row.latency_model_ms
+        twins = (latency_ms, row.hbm_bytes, row.dma_count, row.grid_steps, row.executed_flops)
+        keyed.append(((not judged.candidate.is_default, seen[twins], latency_ms), judged))
+        seen[twins] += 1
+    return [judged for _, judged in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def _continue_with_tpe(search: _Search, seed: int) -> None:

@@ -1,4 +1,5 @@
 """The parser of the compiler's dump, on small dumps in the real format written here."""
+# ruff: noqa: E501 (lines of a dump are as long as they are)
 
 import pytest
 

@@ -80,7 +80,7 @@ def test_an_imported_module_with_a_syntax_error_still_counts(package):
 
 
 def test_an_unknown_module_is_named():
-    with pytest.raises(UnknownNameError, match="unknown kernel module 'no_such.module'"):
+    with pytest.raises(UnknownNameError, match=r"unknown kernel module 'no_such\.module'"):
         kernel_fingerprint("no_such.module:KERNEL")
 
 

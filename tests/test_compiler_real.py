@@ -109,7 +109,9 @@ def test_v2_a_block_set_of_exactly_64_mib_does_not_fit_64_mib(pool, chip, used):
 @pytest.mark.parametrize(("mib", "status"), [(62, "ok"), (64, "oom")])
 def test_v2_the_whole_vmem_is_not_for_one_kernel(pool, mib, status):
     config = {"scratch_mib": mib, "vmem_limit_mib": 128}
-    assert compile_one(pool, "SCRATCH", config, device="tpu7x").status == status
+    compiled = compile_one(pool, "SCRATCH", config, device="tpu7x")
+    assert compiled.status == status
+    assert status == "ok" or compiled.reason.startswith("VMEM: used 64.25M of 6")
 
 
 @pytest.mark.parametrize(("chip", "status"), [("tpu7x", "oom"), ("v5e", "ok")])

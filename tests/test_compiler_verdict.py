@@ -7,8 +7,8 @@ from autotune.compiler.verdict import MAX_REASON, classify, classify_text, crash
 # As libtpu 0.0.42 and 0.0.50 and Pallas word them, cut where they go on for pages.
 SCOPED = """RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:
 Ran out of memory in memory space vmem while allocating on stack for %probe.1 = bf16[4096,4096] \
-custom-call(%a, %b). Scoped allocation with size 18.36M and limit 16.00M exceeded scoped vmem limit \
-by 2.36M. It should not be possible to run out of scoped vmem -
+custom-call(%a, %b). Scoped allocation with size 18.36M and limit 16.00M exceeded scoped vmem \
+limit by 2.36M. It should not be possible to run out of scoped vmem -
 See https://openxla.org/xla/errors/error_1001 for more details."""
 WHOLE = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space \
 vmem. Used 52.95M of 16.00M vmem. Exceeded vmem capacity by 36.95M.
@@ -36,8 +36,8 @@ The MLIR operation involved:
   %1094 = "tpu.matmul"(%1087, %1091, %1093)
 Please report a bug at: https://github.com/jax-ml/jax/issues/new/choose
 """
-MOSAIC_NEW = """INTERNAL: Mosaic failed to compile TPU kernel with MLIR module name `probe` HLO name \
-`probe.1`: Unsupported type for matmul: 'vector<256x256xf8E4M3B11FNUZ>'
+MOSAIC_NEW = """INTERNAL: Mosaic failed to compile TPU kernel with MLIR module name `probe` \
+HLO name `probe.1`: Unsupported type for matmul: 'vector<256x256xf8E4M3B11FNUZ>'
 """
 BLOCK = (
     "The Pallas TPU lowering currently requires that the last two dimensions of your block shape "
@@ -91,7 +91,7 @@ def test_every_wording_of_too_little_memory_is_oom_with_its_numbers(text, reason
         ),
         (
             "MosaicError",
-            "INTERNAL: Mosaic failed to compile TPU kernel: Invalid vector type for load\n\nThe MLIR",
+            "INTERNAL: Mosaic failed to compile TPU kernel: Invalid vector type for load\n\nThe",
             "Invalid vector type for load",
         ),
         (

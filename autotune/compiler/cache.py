@@ -20,7 +20,6 @@ from autotune.compiler.evidence import Compiled
 from autotune.compiler.fingerprint import record_fingerprint
 from autotune.compiler.task import Task
 
-
 ABANDONED_SECONDS = 3600  # no write takes that long
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from autotune.candidate import Candidate
 from autotune.problem import Problem
 
-
 KINDS = ("trace", "compile")
 
 

@@ -1,4 +1,4 @@
-"""The worker that traces and compiles: one job a line on stdin, one answer a line on a pipe of its own.
+"""The worker that traces and compiles: a job a line on stdin, an answer a line on its own pipe.
 
 Expendable: libtpu may abort, hang or eat memory in here. Started by `process.py`.
 """

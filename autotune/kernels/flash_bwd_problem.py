@@ -165,7 +165,7 @@ class BlockSizes(Protocol):
     def __init__(self, **sizes: Any) -> None: ...
 
     def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
-        """The sizes that run on these lengths. Raises ValueError where none do."""
+        """The sizes that run on these lengths."""
 
 
 def space(sizes: type[BlockSizes], axes: Mapping[str, str]) -> dict[str, Any]:
@@ -187,14 +187,14 @@ def space(sizes: type[BlockSizes], axes: Mapping[str, str]) -> dict[str, Any]:
     def illegal(problem: Problem, config: Config, device: Device) -> str | None:
         try:
             clamped(problem, config)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             return str(error)
         return None
 
     def canonical(problem: Problem, config: Config) -> Config:
         try:
             runs = clamped(problem, config)
-        except ValueError:
+        except (ValueError, TypeError):
             return config  # `illegal` says why
         return {name: getattr(runs, name) for name in axes}
 

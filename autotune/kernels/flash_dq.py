@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,15 +67,15 @@ class BlockSizes:
         check_divides("block_kv", self.block_kv, "block_kv_major", self.block_kv_major)
 
     def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
-        """The sizes that run: a major block is no longer than its axis, nor a minor than its major.
+        """What runs on these lengths: a major block no longer than its padded axis.
 
-        Raises ValueError where the minor block does not divide the shortened major one.
+        A minor block that no longer divides its major one becomes their common divisor.
         """
         kv_major = clamp_block(self.block_kv_major, kv_len)
         return BlockSizes(
             block_q_major=clamp_block(self.block_q_major, q_len),
             block_kv_major=kv_major,
-            block_kv=min(self.block_kv, kv_major),
+            block_kv=math.gcd(self.block_kv, kv_major),
         )
 
 

@@ -1,7 +1,7 @@
 """Flash attention, forward: MHA, GQA and MQA, causal or not, any lengths and head dims.
 
 Conventions (scale, causal alignment, soft cap, lse) are those of `attention.py`; the algorithm is
-told in `flash_fwd_kernel.py`. Lengths that no block divides are read past their edge and masked, so
+told in `anchored_softmax.py`. Lengths that no block divides are read past their edge and masked, so
 nothing is padded or sliced in HBM.
 """
 
@@ -22,9 +22,10 @@ from autotune import device as devices
 from autotune.candidate import Config
 from autotune.device import Device
 from autotune.errors import InputError
+from autotune.kernels import anchored_softmax as softmax
 from autotune.kernels import attention as at
 from autotune.kernels import reference
-from autotune.kernels.attention import LANES, AttentionShape
+from autotune.kernels.attention import AttentionShape
 from autotune.kernels.base import Call, Kernel, Tunable, choice, flag, number
 from autotune.kernels.flash_fwd_kernel import kernel
 from autotune.kernels.flash_fwd_plan import Plan, Refs
@@ -108,7 +109,7 @@ def flash_fwd(
     """
     shape = at.shape_of(q, k, v)
     if max_logit_const is not None:
-        _check_shift(max_logit_const, logit_soft_cap, shape.kv_len)
+        check_shift(max_logit_const, logit_soft_cap, shape.kv_len)
     blocks = block_sizes.clamped(shape.q_len, shape.kv_len)
     plan = Plan(
         shape=shape,
@@ -122,6 +123,7 @@ def flash_fwd(
         shift=max_logit_const,
         use_exp2=use_exp2,
         residuals=residuals,
+        track_top=residuals,
         spare_columns=at.round_up(shape.head_dim_v, mxu_size) > shape.head_dim_v,
     )
     call = _call(plan, out_dtype or q.dtype, blocks.vmem_limit_bytes)
@@ -133,7 +135,7 @@ def flash_fwd(
 
 
 def _call(plan: Plan, out_dtype: Any, vmem_limit_bytes: int | None) -> Callable[..., Any]:
-    shape, scratch = plan.shape, _scratch(plan)
+    shape, scratch = plan.shape, softmax.scratch(plan)
     row_block = pl.BlockSpec((None, None, 1, plan.block_q), lambda b, h, i, j: (b, h, 0, i))
     rows = abstract((shape.batch, shape.q_heads, 1, shape.q_len), jnp.float32)
     out = abstract((shape.batch, shape.q_heads, shape.q_len, shape.head_dim_v), out_dtype)
@@ -173,20 +175,6 @@ def _call(plan: Plan, out_dtype: Any, vmem_limit_bytes: int | None) -> Callable[
     )
 
 
-def _scratch(plan: Plan) -> dict[str, Any]:
-    """`Refs` field -> scratch operand, only those the plan uses."""
-    acc = pltpu.VMEM((plan.block_q, plan.acc_width), jnp.float32)
-    lanes = pltpu.VMEM((plan.block_q, LANES), jnp.float32)
-    scratch = {"acc": acc}
-    if plan.guarded:
-        scratch |= {"backup": acc, "anchor": lanes, "bad": pltpu.SMEM((1,), jnp.int32)}
-    if plan.residuals:
-        scratch["top"] = lanes
-    if not plan.spare_columns:
-        scratch |= {"total": lanes, **({"total_backup": lanes} if plan.guarded else {})}
-    return scratch
-
-
 def shift_range(kv_len: int) -> tuple[float, float]:
     """How far (least, most) a row's largest logit may lie above the max-logit constant, in nats.
 
@@ -196,7 +184,7 @@ def shift_range(kv_len: int) -> tuple[float, float]:
     return -64 * at.LN_2, 107 * at.LN_2 - math.log(kv_len)
 
 
-def _check_shift(shift: float, soft_cap: float | None, kv_len: int) -> None:
+def check_shift(shift: float, soft_cap: float | None, kv_len: int) -> None:
     """Raises ValueError where the soft cap leaves room for a largest logit outside shift_range."""
     if not soft_cap:
         return
@@ -302,7 +290,7 @@ def check(problem: Problem) -> None:
         return
     try:
         cap, kv_len = options["logit_soft_cap"], problem.shape["kv_len"]
-        _check_shift(options["max_logit_const"], cap, kv_len)
+        check_shift(options["max_logit_const"], cap, kv_len)
     except ValueError as error:
         raise InputError(str(error), path=("options", "max_logit_const")) from None
 

@@ -1,4 +1,4 @@
-"""What is static of one flash_fwd call, and the names of its operands."""
+"""What is static of one forward attention call, and the names of its operands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ MAX_CUT_PATTERNS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """Everything static of one call.
+class SoftmaxPlan:
+    """Everything static of one call, whatever its mask.
 
     Attributes:
       block_q, block_kv: the grid's blocks; q_tile, kv_tile: the dots' tiles within them.
       scale, soft_cap, shift: on the logits, in nats; `shift` is the max-logit constant.
       residuals: whether lse and max are outputs.
+      track_top: whether each row's largest logit is kept: it is an output, or the only sign that
+        a row has seen a key.
       spare_columns: whether V leaves MXU columns idle that can sum l.
     """
 
@@ -28,17 +30,13 @@ class Plan:
     block_kv: int
     q_tile: int
     kv_tile: int
-    causal: bool
     scale: float
     soft_cap: float | None
     shift: float | None
     use_exp2: bool
     residuals: bool
+    track_top: bool
     spare_columns: bool
-
-    @property
-    def offset(self) -> int:
-        return self.shape.causal_offset
 
     @property
     def kv_blocks(self) -> int:
@@ -47,6 +45,10 @@ class Plan:
     @property
     def q_blocks(self) -> int:
         return -(-self.shape.q_len // self.block_q)
+
+    @property
+    def q_uneven(self) -> bool:
+        return self.shape.q_len % self.block_q != 0
 
     @property
     def kv_uneven(self) -> bool:
@@ -67,6 +69,17 @@ class Plan:
     def unit(self) -> float:
         """Logits are kept in these units per nat: bits for exp2, nats for exp."""
         return LOG2_E if self.use_exp2 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan(SoftmaxPlan):
+    """Adds flash_fwd's one mask: causal, bottom-right aligned."""
+
+    causal: bool
+
+    @property
+    def offset(self) -> int:
+        return self.shape.causal_offset
 
     def cut_patterns(self) -> list[int] | None:
         """Positions of the diagonal in the blocks it cuts, or None when they are too many.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.candidate import Scalar
@@ -48,7 +48,7 @@ def checked(
     return overrides
 
 
-def ordered(values: list[Scalar] | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+def ordered(values: Iterable[Scalar]) -> tuple[Scalar, ...]:
     """Distinct values (True is not 1) in one order for any order they are written in."""
     distinct = {_rank(value): value for value in values}
     return tuple(distinct[rank] for rank in sorted(distinct))

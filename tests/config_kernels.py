@@ -56,11 +56,10 @@ def _illegal(problem: Problem, config: Config, device: Device) -> str | None:
     return None
 
 
-def _default(problem: Problem, device: Device) -> dict[str, Scalar]:
-    return {
-        "block_q": 1024, "block_kv": 1024, "block_kv_compute": None, "fused": False,
-        "order": "qk", "vmem_limit_bytes": None,
-    }  # fmt: skip
+DEFAULT: dict[str, Scalar] = {
+    "block_q": 1024, "block_kv": 1024, "block_kv_compute": None, "fused": False,
+    "order": "qk", "vmem_limit_bytes": None,
+}  # fmt: skip
 
 
 def _check(problem: Problem) -> None:
@@ -95,7 +94,7 @@ KERNEL = Kernel(
     check=_check,
     illegal=_illegal,
     canonical=_canonical,
-    default=_default,
+    default=lambda problem, device: DEFAULT,
 )
 
 

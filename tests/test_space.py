@@ -46,7 +46,7 @@ def test_the_default_comes_first_and_is_marked() -> None:
 
 
 def test_a_default_inside_the_product_is_one_candidate() -> None:
-    inside = {**TOY.default(problem(), V6E), "block_q": 256, "block_kv": 256}  # type: ignore[misc]
+    inside = {**config_kernels.DEFAULT, "block_q": 256, "block_kv": 256}
     found = candidates(toy(default=lambda p, d: inside), problem(), V6E)
     plain = candidates(toy(default=None), problem(), V6E)
     assert len(found.legal) == len(plain.legal), "it is counted once"
@@ -62,7 +62,7 @@ def test_the_default_stays_where_overrides_leave_it_out() -> None:
 
 
 def test_an_illegal_default_is_kept_with_its_reason() -> None:
-    bad = {**TOY.default(problem(), V6E), "block_kv": 384, "block_kv_compute": 256}  # type: ignore[misc]
+    bad = {**config_kernels.DEFAULT, "block_kv": 384, "block_kv_compute": 256}
     found = candidates(toy(default=lambda p, d: bad), problem(), V6E)
     assert not any(c.is_default for c in found.legal)
     first = found.illegal[0]
@@ -129,6 +129,19 @@ def test_overrides_that_leave_no_legal_candidate_are_an_error_with_its_line(
         "x.yaml:5: problems[0].space: leaves no legal candidate: block_kv=384 "
         "block_kv_compute=256: block_kv_compute 256 does not divide block_kv 384 (and 11 more)"
     )
+
+
+def test_a_pinned_block_that_suits_no_usual_partner_takes_the_defaults() -> None:
+    def tunables(problem: Problem, device: Any) -> dict[str, Tunable]:
+        compute = Tunable(values=(256,))
+        return {**TOY.tunables(problem, device), "block_kv_compute": compute}
+
+    default = {**config_kernels.DEFAULT, "block_kv": 128, "block_kv_compute": 128}
+    kernel = toy(tunables=tunables, default=lambda p, d: default)
+    found = candidates(kernel, problem(), V6E, {"block_kv": (256, 384)})
+    pairs = {(c.config["block_kv"], c.config["block_kv_compute"]) for c in found.legal}
+    assert pairs == {(128, 128), (256, 256), (384, 128)}, "only 384 needs the default's 128"
+    assert {i.candidate.config["block_kv"] for i in found.illegal} == {384}
 
 
 def test_a_kernel_with_no_legal_point_of_its_own_is_no_input_error() -> None:

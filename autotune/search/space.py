@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune import device as devices
-from autotune.candidate import Candidate, Scalar
+from autotune.candidate import Candidate, Config, Scalar
 from autotune.errors import InputError, KernelError, shown
-from autotune.overrides import Overrides
+from autotune.overrides import Overrides, ordered
 
 if TYPE_CHECKING:
     from autotune.config import ProblemSpec
@@ -60,7 +60,9 @@ def candidates(
     """The product of the tunables, with the user's values where `overrides` has any.
 
     Points are made canonical first, so that equal runs are one candidate, and judged by
-    `kernel.illegal` after. The default stays a candidate when the overrides leave it out.
+    `kernel.illegal` after. The default stays a candidate when the overrides leave it out. A value
+    of the user's that suits no other value of the kernel's (a block that none of the usual
+    sub-blocks divides) is tried with the default's as well.
 
     Raises:
       InputError: a product above `MAX_POINTS`, or overrides that leave no legal candidate.
@@ -71,70 +73,97 @@ def candidates(
     overrides = overrides or {}
     tunables = base.ask(kernel, "tunables", kernel.tunables, problem, device)
     choices = {name: overrides.get(name, tunable.values) for name, tunable in tunables.items()}
-    _check_size(choices)
-    asker = _Asker(kernel=kernel, problem=problem, device=device, names=frozenset(choices))
-    points = {c.json: c for c in asker.points(choices)}
-    judged = {key: asker.illegal(c) for key, c in points.items()}
-    if overrides and all(judged.values()):
-        raise InputError(_none_left(overrides, judged), path=("space",))
-    default = asker.default()
+    points = _Points(kernel, problem, device, names=choices.keys())
+    points.add_product(choices)
+    default = points.default()
     if default is not None:
-        points = {default.json: default} | {k: c for k, c in points.items() if k != default.json}
-        judged.setdefault(default.json, asker.illegal(default))
-    return Space(
-        legal=tuple(c for key, c in points.items() if judged[key] is None),
-        illegal=tuple(
-            Illegal(candidate=c, reason=reason)
-            for key, c in points.items()
-            if (reason := judged[key]) is not None
-        ),
-    )
+        wider = {
+            name: values if name in overrides else ordered((*values, default.config[name]))
+            for name, values in choices.items()
+        }
+        for name, value in points.stranded(overrides):
+            points.add_product({**wider, name: (value,)})
+    if overrides and all(points.reasons.values()):
+        raise InputError(_none_left(overrides, points.reasons), path=("space",))
+    if default is not None:
+        points.put_first(default)
+    return points.space()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asker:
-    """A kernel's rules on one problem and device, answered as candidates and reasons."""
+class _Points:
+    """The canonical points of a problem, each once, and why the illegal ones are."""
 
-    kernel: Kernel
-    problem: Problem
-    device: Device
-    names: frozenset[str]
+    def __init__(
+        self, kernel: Kernel, problem: Problem, device: Device, *, names: Collection[str]
+    ) -> None:
+        self._kernel, self._problem, self._device = kernel, problem, device
+        self._names = set(names)
+        self._candidates: dict[str, Candidate] = {}
+        self.reasons: dict[str, str | None] = {}
+        self._served: set[tuple[str, str]] = set()
 
-    def points(self, choices: Mapping[str, tuple[Scalar, ...]]) -> Iterator[Candidate]:
-        """The canonical product, the last tunable fastest; equal points are repeated."""
+    def add_product(self, choices: Mapping[str, tuple[Scalar, ...]]) -> None:
+        """The product of `choices`, the last tunable fastest. Raises InputError when too large."""
+        _check_size(choices)
         for values in itertools.product(*choices.values()):
-            yield self._canonical(dict(zip(choices, values, strict=True)), is_default=False)
+            config = dict(zip(choices, values, strict=True))
+            candidate = self._canonical("canonical", config, is_default=False)
+            if self._add(candidate) is None:
+                self._served.update((name, repr(value)) for name, value in config.items())
+
+    def stranded(self, overrides: Overrides) -> list[tuple[str, Scalar]]:
+        """The user's values that no legal point has."""
+        given = [(name, value) for name, values in overrides.items() for value in values]
+        return [(name, value) for name, value in given if (name, repr(value)) not in self._served]
 
     def default(self) -> Candidate | None:
         """What users have without tuning; None where the kernel does not say."""
-        if self.kernel.default is None:
+        if self._kernel.default is None:
             return None
-        config = self._ask("default", self.kernel.default, self.problem, self.device)
-        return self._canonical(config, is_default=True)
+        config = self._ask("default", self._kernel.default, self._problem, self._device)
+        return self._canonical("default", config, is_default=True)
 
-    def illegal(self, candidate: Candidate) -> str | None:
-        """Why the candidate is illegal; None where it is not."""
-        reason = self._ask(
-            "illegal", self.kernel.illegal, self.problem, candidate.config, self.device
+    def put_first(self, candidate: Candidate) -> None:
+        self._add(candidate)
+        self._candidates = {candidate.json: candidate} | self._candidates
+        self._candidates[candidate.json] = candidate  # the one that is marked
+
+    def space(self) -> Space:
+        judged = [(c, self.reasons[key]) for key, c in self._candidates.items()]
+        return Space(
+            legal=tuple(c for c, reason in judged if reason is None),
+            illegal=tuple(
+                Illegal(candidate=c, reason=reason) for c, reason in judged if reason is not None
+            ),
         )
-        return None if reason is None else str(reason)
 
-    def _canonical(self, config: Mapping[str, Scalar], *, is_default: bool) -> Candidate:
-        config = self._ask("canonical", self.kernel.canonical, self.problem, config)
-        if config.keys() != self.names:
+    def _add(self, candidate: Candidate) -> str | None:
+        """Why the candidate is illegal; None where it is not. Asked once a candidate."""
+        key = candidate.json
+        if key not in self._candidates:
+            self._candidates[key] = candidate
+            reason = self._ask(
+                "illegal", self._kernel.illegal, self._problem, candidate.config, self._device
+            )
+            self.reasons[key] = None if reason is None else str(reason)
+        return self.reasons[key]
+
+    def _canonical(self, what: str, config: Config, *, is_default: bool) -> Candidate:
+        config = self._ask("canonical", self._kernel.canonical, self._problem, config)
+        if config.keys() != self._names:
             raise KernelError(
-                f"kernel {self.kernel.name}: {'default' if is_default else 'canonical'} gave "
-                f"{sorted(config)}, its tunables are {sorted(self.names)}"
+                f"kernel {self._kernel.name}: {what} gave {sorted(config)}, its tunables are "
+                f"{sorted(self._names)}"
             )
         try:
             return Candidate.of(config, is_default=is_default)
         except TypeError as error:
-            raise KernelError(f"kernel {self.kernel.name}: {error}") from None
+            raise KernelError(f"kernel {self._kernel.name}: {error}") from None
 
     def _ask(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
         from autotune.kernels import base
 
-        return base.ask(self.kernel, what, function, *args)
+        return base.ask(self._kernel, what, function, *args)
 
 
 def _check_size(choices: Mapping[str, tuple[Scalar, ...]]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autotune.kernels.base import Kernel
     from autotune.problem import Problem
 
-MAX_POINTS = 200_000
+MAX_POINTS = 50_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,9 @@ from autotune.call_record import PallasCall, Program, Scratch, StepClass, Window
 from autotune.device import Device
 from autotune.errors import KernelError
 from autotune.traced.block_moves import block_axis, block_moves, tile_bytes
+from autotune.traced.counts import Weight
 from autotune.traced.outer_code import FoundCall, as_array, find_calls
-from autotune.traced.scalar_code import UNKNOWN, ScalarCode, Table, Value, Weight
+from autotune.traced.scalar_code import UNKNOWN, ScalarCode, Table, Value
 from autotune.traced.temporaries import temporaries_bytes
 from autotune.traced.timeline import Operand, timeline
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """The equations' jaxpr and its constants, of a closed or an open jaxpr."""
@@ -53,13 +55,18 @@ def counted(cond: Any, body: Any, n_body: int) -> tuple[int, int] | None:
         counter, bound = (positions[atom] for atom in test.eqns[0].invars)
     except (KeyError, TypeError):  # a literal, or a constant of the loop
         return None
-    adds = [eqn for eqn in step.eqns if step.outvars[counter] in eqn.outvars]
-    if len(adds) != 1 or adds[0].primitive.name != "add":
-        return None
-    left, right = adds[0].invars
-    steps_by_one = left is step.invars[n_body + counter] and getattr(right, "val", None) == 1
+    by_one = adds_one(step, step.invars[n_body + counter], step.outvars[counter])
     keeps_bound = step.outvars[bound] is step.invars[n_body + bound]
-    return (counter, bound) if steps_by_one and keeps_bound else None
+    return (counter, bound) if by_one and keeps_bound else None
+
+
+def adds_one(jaxpr: Any, old: Any, new: Any) -> bool:
+    """Whether the jaxpr computes `new` as `old` + 1, as a loop counter."""
+    makers = [eqn for eqn in jaxpr.eqns if new in eqn.outvars]
+    if len(makers) != 1 or makers[0].primitive.name != "add":
+        return False
+    left, right = makers[0].invars
+    return left is old and bool(np.all(getattr(right, "val", 0) == 1))
 
 
 def dot_flops(eqn: Any) -> int:

@@ -14,11 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from autotune.traced.jaxprs import called_jaxpr, counted, dot_flops, has_branches, open_jaxpr
+from autotune.traced.counts import Counts, Weight, add
+from autotune.traced.jaxprs import (
+    adds_one,
+    called_jaxpr,
+    counted,
+    dot_flops,
+    has_branches,
+    open_jaxpr,
+)
 from autotune.traced.scalar_ops import ELEMENTWISE, vanishes
 
-MAX_ITERATIONS = 4096
-"""Loops are followed this far; beyond it the trip count counts as unknown."""
+MAX_TURNS = 10_000
+"""Turns of loops that are followed in all; beyond them what a loop does counts as unknown."""
 
 
 class _Unknown:
@@ -39,28 +47,6 @@ class Table:
 
 
 Value = Any  # an np.ndarray of the grid's rank, a Table, or UNKNOWN
-Weight = Any  # an int, or an int64 array of the grid's rank: executions per grid step
-
-
-@dataclass(slots=True)
-class Counts:
-    """What ran how often, per grid step (arrays of the grid's rank, or ints).
-
-    Attributes:
-      scopes: named scope -> times it is entered.
-      regions: named scope -> times it stands in the program text (unrolled loops included).
-      loop_trips: named scope -> iterations of loops directly inside it.
-      branches: per cond equation, executions of each branch; None where the predicate is unknown.
-      flops: named scope -> FLOPs of its dots ("" outside any scope).
-      unsure: scopes whose count rests on a predicate or trip count that is unknown.
-    """
-
-    scopes: dict[str, Weight] = field(default_factory=dict)
-    regions: dict[str, int] = field(default_factory=dict)
-    loop_trips: dict[str, Weight] = field(default_factory=dict)
-    branches: dict[int, list[Weight | None]] = field(default_factory=dict)
-    flops: dict[str, Weight] = field(default_factory=dict)
-    unsure: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +75,13 @@ class ScalarCode:
       grid: grid extents.
       program_axes: the grid axes `program_id` counts (all but those that `vmap` added).
       counts: filled while `run` meets scopes and dots.
+      turns: turns of loops followed so far.
     """
 
     grid: tuple[int, ...]
     program_axes: tuple[int, ...]
     counts: Counts = field(default_factory=Counts)
+    turns: int = 0
 
     def axis(self, n: int) -> np.ndarray:
         """int32 positions along grid axis `n`, of the grid's rank."""
@@ -146,10 +134,7 @@ class ScalarCode:
             while same < min(len(new), len(stack)) and new[same] == stack[same]:
                 same += 1
             for name in new[same:]:
-                _add(self.counts.scopes, name, where.weight)
-                self.counts.regions[name] = self.counts.regions.get(name, 0) + where.copies
-                if not where.sure:
-                    self.counts.unsure.add(name)
+                self.counts.enter(name, where.weight, where.copies, where.sure)
         return _Where(where.weight, where.copies, new, where.sure)
 
     def _equation(self, eqn: Any, env: dict[Any, Value], where: _Where) -> Sequence[Value]:
@@ -235,10 +220,11 @@ class ScalarCode:
         split = len(values) - carried
         consts, carry = values[:split], values[split:]
         self._trips(where, length)
-        if not has_branches(body) or length > MAX_ITERATIONS:
+        if self.turns + length > MAX_TURNS or not _turns_matter(body, split, carry):
             kept = _kept(body, split, carry)
             self._run(body, [*consts, *kept], where.times(length, copies=unroll))
             return kept
+        self.turns += length
         for n in range(length):
             carry = self._run(
                 body, [*consts, *carry], where.times(1, copies=unroll if not n else 0)
@@ -250,7 +236,7 @@ class ScalarCode:
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond_consts, values = values[:n_cond], values[n_cond:]
         consts, carry = values[:n_body], values[n_body:]
-        counter = None if has_branches(body) else counted(cond, body, n_body)
+        counter = None if _turns_matter(body, n_body, carry) else counted(cond, body, n_body)
         if counter is not None and all(isinstance(carry[n], np.ndarray) for n in counter):
             first, last = (carry[n].astype(np.int64) for n in counter)
             trips = np.maximum(last - first, 0)
@@ -267,7 +253,8 @@ class ScalarCode:
         """A while loop iteration by iteration, each grid step leaving when its own test fails."""
         going: Any = np.ones((1,) * len(self.grid), np.int64)
         outside = _Where(0, 0, where.stack, True)
-        for n in range(MAX_ITERATIONS):
+        for n in range(MAX_TURNS - self.turns):
+            self.turns += 1
             (test,) = self._run(cond, [*cond_consts, *carry], outside)
             if not isinstance(test, np.ndarray):
                 break
@@ -285,7 +272,7 @@ class ScalarCode:
         return unknown
 
     def _trips(self, where: _Where, trips: Weight) -> None:
-        _add(self.counts.loop_trips, where.stack[-1] if where.stack else "", where.weight * trips)
+        add(self.counts.loop_trips, where.stack[-1] if where.stack else "", where.weight * trips)
 
     def _program_id(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         return [self.axis(self.program_axes[eqn.params["axis"]])]
@@ -312,7 +299,7 @@ class ScalarCode:
 
     def _dot(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         scope = where.stack[-1] if where.stack else ""
-        _add(self.counts.flops, scope, where.weight * dot_flops(eqn))
+        add(self.counts.flops, scope, where.weight * dot_flops(eqn))
         return [UNKNOWN]
 
 
@@ -327,10 +314,6 @@ _SPECIAL: dict[str, Callable[[ScalarCode, Any, list[Value], _Where], Sequence[Va
 }
 
 
-def _add(totals: dict[str, Weight], name: str, weight: Weight) -> None:
-    totals[name] = totals[name] + weight if name in totals else weight
-
-
 def _merge(index: np.ndarray, cases: Sequence[Value], numbers: Iterable[int]) -> Value:
     """`cases[i]` where `index == numbers[i]`; UNKNOWN when any case is."""
     if not all(isinstance(case, np.ndarray) for case in cases):
@@ -340,6 +323,17 @@ def _merge(index: np.ndarray, cases: Sequence[Value], numbers: Iterable[int]) ->
     for number, case in list(zip(numbers, cases, strict=True))[1:]:
         result = np.where(index == number, case, result)
     return result
+
+
+def _turns_matter(body: Any, split: int, carry: Sequence[Value]) -> bool:
+    """Whether a loop must be followed turn by turn: for its branches, or a scalar it computes."""
+    jaxpr = open_jaxpr(body)[0]
+    computed = [
+        new
+        for old, new, value in zip(jaxpr.invars[split:], jaxpr.outvars, carry, strict=True)
+        if isinstance(value, np.ndarray) and old is not new and not adds_one(jaxpr, old, new)
+    ]
+    return bool(computed) or has_branches(body)
 
 
 def _kept(body: Any, split: int, carry: Sequence[Value]) -> list[Value]:

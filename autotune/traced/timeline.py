@@ -10,7 +10,8 @@ import numpy as np
 
 from autotune.call_record import StepClass, Window
 from autotune.traced.block_moves import Moves, distinct_rows
-from autotune.traced.scalar_code import ScalarCode, Weight
+from autotune.traced.counts import Weight
+from autotune.traced.scalar_code import ScalarCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+"""What a kernel runs how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Weight = Any
+"""Executions per grid step: an int, or an int64 array of the grid's rank."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What ran how often, per grid step (arrays of the grid's rank, or ints).
+
+    Attributes:
+      scopes: named scope -> times it is entered.
+      regions: named scope -> times it stands in the program text (unrolled loops included).
+      loop_trips: named scope -> iterations of loops directly inside it.
+      branches: per cond equation, executions of each branch; None where the predicate is unknown.
+      flops: named scope -> FLOPs of its dots ("" outside any scope).
+      unsure: scopes whose count rests on a predicate or trip count that is unknown.
+    """
+
+    scopes: dict[str, Weight] = field(default_factory=dict)
+    regions: dict[str, int] = field(default_factory=dict)
+    loop_trips: dict[str, Weight] = field(default_factory=dict)
+    branches: dict[int, list[Weight | None]] = field(default_factory=dict)
+    flops: dict[str, Weight] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+
+    def enter(self, scope: str, weight: Weight, copies: int, sure: bool) -> None:
+        """A named scope begins: `weight` times a step, `copies` times in the text."""
+        add(self.scopes, scope, weight)
+        self.regions[scope] = self.regions.get(scope, 0) + copies
+        if not sure:
+            self.unsure.add(scope)
+
+
+def add(totals: dict[str, Weight], name: str, weight: Weight) -> None:
+    totals[name] = totals[name] + weight if name in totals else weight

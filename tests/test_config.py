@@ -19,6 +19,7 @@ from autotune import config, strict_yaml
 from autotune import device as devices
 from autotune.config import Config
 from autotune.errors import AutotuneError, InputError, KernelError
+from autotune.search import space as space_module
 
 Load = Callable[..., Config]
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -564,3 +565,16 @@ def test_any_value_anywhere_is_a_config_or_one_line_of_error(
 def test_reading_configs_needs_no_jax_until_a_kernel_is_named() -> None:
     code = "import sys, autotune.config, autotune.search.space; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_documented_example_is_what_its_page_says(load: Load) -> None:
+    page = (CONFIGS.parent / "docs" / "configuration.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    names = [spec.problem.name for spec in load(example, devices=["v6e"]).problems]
+    assert names[:2] == ["ffn-up", "attention q_len=4096 kv_len=4096 q_heads=32 kv_heads=8"]
+    assert len(names) == 5
+    assert f"{strict_yaml.MAX_ENTRIES:,} entries" in page
+    assert f"{space_module.MAX_POINTS:,}" in page
+    with pytest.raises(InputError) as error:
+        load(dim("-5"))
+    assert str(error.value).partition("q_len: ")[2] in page

@@ -39,12 +39,8 @@ class _OneLineErrors(TyperGroup):
         except AutotuneError as error:
             _complain(str(error))
             status = error.exit_status
-        except KeyboardInterrupt:
-            print("autotune: interrupted; the same command goes on from here", file=sys.stderr)
-            status = INTERRUPTED
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            status = 0
+        if status == INTERRUPTED:  # Typer's own answer to Ctrl-C
+            _complain("interrupted; the same command goes on from here")
         if standalone_mode:
             sys.exit(status or 0)
         return status

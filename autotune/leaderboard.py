@@ -216,6 +216,14 @@ def merge(
     return board
 
 
+def check_writable(results: Path) -> None:
+    """Raises InputError where `results` cannot be made or written, before any work is spent."""
+    there = next(p for p in (results, *results.absolute().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "may not be written to" if there.is_dir() else "is not a directory"
+        raise InputError(f"results directory {results} cannot be written: {there} {what}")
+
+
 def read(path: Path) -> Board:
     """The leaderboard in one file. Raises DamagedFileError naming the file."""
     try:

@@ -48,6 +48,7 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
       NoCompilerError, NoTpuError: a stage was asked for that this machine cannot run.
       InputError: the results directory cannot be written.
     """
+    leaderboard.check_writable(plan.results)
     compiling = _reach(plan, progress) == "compile"
     specs = {spec.problem: spec for config in configs for spec in config.problems}
     with Stages.open(jobs=plan.jobs, timeout_s=plan.timeout_s, fresh=plan.fresh,

@@ -1,0 +1,313 @@
+"""Whole sweeps through the command line: evidence, isolation, resuming, and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from autotune import leaderboard
+
+TESTS = Path(__file__).parent
+TINY = """
+device: v6e
+problems:
+  - name: tiny
+    kernel: matmul
+    shape: {m: 256, k: 512, n: 512}
+    space: {bm: 256, bk: [256, 512], bn: [256, 512], grid_order: mn, buffers: 2,
+            vmem_limit_bytes: null}
+"""
+
+
+class Workplace:
+    """A folder with configs, results and a cache of its own, and the command in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.environment = {
+            **os.environ,
+            "AUTOTUNE_CACHE_DIR": str(self.cache),
+            "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        }
+
+    def config(self, text: str, name: str = "c.yaml") -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotune", *arguments], cwd=self.folder, env=self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, expect: int = 0) -> tuple[str, str]:
+        """(stdout, stderr) of a command that must end with status `expect`."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=300)
+        assert process.returncode == expect, f"status {process.returncode}\n{out}\n{err}"
+        assert "Traceback" not in err
+        return out, err
+
+    def board(self, results: str = "results") -> leaderboard.Board:
+        (path,) = (self.folder / results).rglob("*.parquet")
+        return leaderboard.read(path)
+
+    def entries(self) -> dict[Path, int]:
+        """Cache entries with the time each was written."""
+        return {p: p.stat().st_mtime_ns for p in self.cache.rglob("*.json")}
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    return Workplace(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A workplace in which the tiny config was swept once."""
+    place = Workplace(tmp_path_factory.mktemp("swept"))
+    place.run("sweep", place.config(TINY))
+    return place
+
+
+@pytest.mark.compiler
+def test_every_survivor_is_compiled_and_the_board_says_how(swept: Workplace) -> None:
+    board = swept.board()
+    ranked = [r for r in board.rows if r.rank is not None]
+    assert len(ranked) == board.counts["ranked"] == 5, "4 tiles and the default"
+    assert all(r.evidence == "compiled" and r.status == "ok" for r in ranked)
+    assert sum(r.is_best for r in board.rows) == sum(r.is_default for r in board.rows) == 1
+    assert [r.rank for r in ranked] == [1, 2, 3, 4, 5]
+    best = board.best
+    assert best is not None
+    assert best.latency_ms == best.latency_compiled_ms
+    assert best.flops == 2 * 256 * 512 * 512
+    assert best.effective_tflops == pytest.approx(best.flops / best.latency_ms / 1e9)
+    assert best.mfu == pytest.approx(best.effective_tflops * 1e12 / 9.2e14)
+    assert best.cycles
+    assert best.vmem_compiled_bytes
+    assert json.loads(best.scopes or "")["step"]["executions"] == 1
+    assert best.jax_version
+    assert best.libtpu_version
+    assert best.kernel_fingerprint
+
+
+@pytest.mark.compiler
+def test_a_second_sweep_compiles_nothing_and_gives_the_same_board(swept: Workplace) -> None:
+    before, entries = pd.read_parquet(swept.board().path), swept.entries()
+    swept.run("sweep", "c.yaml", "--results", "again")
+    after = pd.read_parquet(swept.board("again").path)
+    pd.testing.assert_frame_equal(
+        before.drop(columns="created_at"), after.drop(columns="created_at")
+    )
+    assert swept.entries() == entries
+
+
+@pytest.mark.compiler
+def test_the_number_of_jobs_does_not_change_the_board(swept: Workplace) -> None:
+    swept.run("sweep", "c.yaml", "--results", "fresh", "--fresh", "--jobs", "1")
+    before, after = (
+        pd.read_parquet(swept.board(results).path).drop(columns=["created_at", "compile_seconds"])
+        for results in ("results", "fresh")
+    )
+    pd.testing.assert_frame_equal(before, after)
+
+
+@pytest.mark.compiler
+def test_a_damaged_cache_entry_is_named_and_made_again(swept: Workplace) -> None:
+    victim = min(swept.entries(), key=lambda p: p.stat().st_size)
+    whole = victim.read_text()
+    victim.write_text(whole[:40])
+    _, err = swept.run("sweep", "c.yaml", "--results", "repaired")
+    assert str(victim) in err
+    assert len(err.splitlines()) == 1
+    assert victim.stat().st_size > 40
+
+
+@pytest.mark.compiler
+def test_report_prints_the_board_for_people_and_for_programs(swept: Workplace) -> None:
+    out, _ = swept.run("report")
+    assert "tiny: matmul on v6e" in out
+    assert "5 ranked" in out
+    assert "FLOPs: 2·m·k·n" in out
+    document = json.loads(swept.run("report", "--format", "json")[0])
+    (problem,) = document["problems"]
+    assert problem["problem"]["shape"] == {"m": 256, "k": 512, "n": 512}
+    assert problem["best"]["config"] == json.loads(swept.board().rows[0].config)
+    assert len(problem["rows"]) == len(swept.board().rows)
+    assert swept.run("report", "--format", "csv")[0].startswith("problem_key,problem_name,kernel")
+    assert "| rank | blocks |" in swept.run("report", "--format", "markdown")[0]
+
+
+@pytest.mark.compiler
+def test_the_gate_passes_on_what_was_just_swept(swept: Workplace) -> None:
+    out, _ = swept.run("gate")
+    assert out.splitlines()[-1] == "1 pass, 0 regression, 0 inconclusive"
+    document = json.loads(swept.run("gate", "--format", "json")[0])
+    assert document["exit_status"] == 0
+    assert document["verdicts"][0]["outcome"] == "pass"
+
+
+@pytest.mark.compiler
+def test_the_gate_fails_when_the_stored_best_was_faster(swept: Workplace) -> None:
+    _with_best_latency(swept, 0.9)
+    out, _ = swept.run("gate", "faster", expect=1)
+    assert "regression" in out
+    assert "(+11.1%, tolerance 2.0%)" in out
+    swept.run("gate", "faster", "--tolerance", "0.2")
+
+
+@pytest.mark.compiler
+def test_the_gate_fails_when_the_stored_best_no_longer_fits(workplace: Workplace) -> None:
+    workplace.run("sweep", workplace.config(_user("HUNGRY_DEFAULT", "scratch_mib: 1")))
+    path = workplace.board().path
+    frame = pd.read_parquet(path)
+    frame["config"] = frame["config"].str.replace('"scratch_mib": 1,', '"scratch_mib": 90,')
+    frame.to_parquet(path)
+    out, _ = workplace.run("gate", expect=1)
+    assert "regression" in out
+    assert "pruned: " in out
+
+
+def test_the_gate_without_a_baseline_is_inconclusive(workplace: Workplace) -> None:
+    assert "no baseline: the path does not exist" in workplace.run("gate", "none", expect=3)[0]
+    (workplace.folder / "results").mkdir()
+    assert "no baseline: no leaderboard in it" in workplace.run("gate", expect=3)[0]
+    (workplace.folder / "results" / "x.parquet").write_bytes(b"PAR1")
+    assert "damaged baseline" in workplace.run("gate", expect=3)[0]
+
+
+@pytest.mark.compiler
+def test_the_gate_on_evidence_that_is_not_stored_is_inconclusive(swept: Workplace) -> None:
+    out, _ = swept.run("gate", "--against", "measure", expect=3)
+    assert "no measured baseline stored" in out
+
+
+def test_sweep_until_model_needs_no_compiler(workplace: Workplace) -> None:
+    out, _ = workplace.run("sweep", workplace.config(TINY), "--until", "model")
+    board = workplace.board()
+    assert {r.evidence for r in board.rows} == {"model"}
+    assert board.best is not None
+    assert "ms model" in out
+
+
+def test_where_libtpu_is_missing_the_sweep_says_so_and_ends_at_model_evidence(
+    workplace: Workplace,
+) -> None:
+    (workplace.folder / "sitecustomize.py").write_text(_NO_LIBTPU)
+    workplace.environment["PYTHONPATH"] = f"{workplace.folder}:{workplace.environment['PYTHONPATH']}"
+    config = workplace.config(TINY)
+    _, err = workplace.run("sweep", config)
+    assert "libtpu, the TPU compiler, is not installed" in err
+    assert "model evidence" in err
+    assert {r.evidence for r in workplace.board().rows} == {"model"}
+    _, err = workplace.run("sweep", config, "--until", "compile", expect=2)
+    assert err.startswith("autotune: --until compile is not possible here: libtpu")
+
+
+_NO_LIBTPU = """
+import importlib.util
+_find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "libtpu" else _find(name, *more)
+"""
+
+
+def test_measuring_without_a_tpu_says_so(workplace: Workplace) -> None:
+    out, err = workplace.run("sweep", workplace.config(TINY), "--until", "measure", expect=2)
+    assert err.startswith("autotune: --until measure needs a TPU attached to this machine")
+    assert not out
+    assert not (workplace.folder / "results").exists()
+
+
+@pytest.mark.compiler
+def test_candidates_that_abort_hang_or_raise_cost_one_row_each(workplace: Workplace) -> None:
+    started = time.monotonic()
+    workplace.run("sweep", workplace.config(_user("MISBEHAVES")), "--timeout", "3")
+    ended = {json.loads(r.config)["act"]: (r.status, r.reason) for r in workplace.board().rows}
+    assert ended["nothing"] == ("ok", None)
+    assert ended["abort"][0] == "crashed"
+    assert ended["hang"] == ("timeout", "tracing and compiling took longer than 3 s")
+    raised = ("value error", "not implemented", "assertion", "mlir", "mosaic", "runtime")
+    assert {ended[act][0] for act in raised} == {"failed"}, ended
+    assert "block 96 does not divide 100" in (ended["value error"][1] or "")
+    assert time.monotonic() - started < 60, "the hang of 60 s must not be waited for"
+
+
+@pytest.mark.compiler
+def test_a_default_that_does_not_fit_is_a_row_and_a_smaller_one_wins(workplace: Workplace) -> None:
+    out, _ = workplace.run("sweep", workplace.config(_user("HUNGRY_DEFAULT")))
+    board = workplace.board()
+    assert board.default is not None
+    assert board.default.status in ("pruned", "oom")
+    assert board.best is not None
+    assert json.loads(board.best.config)["scratch_mib"] in (1, 2)
+    assert "default scratch_mib=100" in out
+
+
+@pytest.mark.compiler
+def test_no_survivor_is_exit_status_1_with_the_reasons(workplace: Workplace) -> None:
+    out, _ = workplace.run("sweep", workplace.config(_user("NOTHING_FITS")), expect=1)
+    assert "no candidate survived; pruned: " in out
+    assert len(workplace.board().rows) == 2
+
+
+@pytest.mark.compiler
+def test_kill_9_and_again_repeats_nothing_that_was_finished(workplace: Workplace) -> None:
+    config = workplace.config(TINY)
+    process = workplace.start("sweep", config, "--jobs", "1")
+    while len(workplace.entries()) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    finished = workplace.entries()
+    psutil.wait_procs(workers, timeout=10)
+    assert not [w for w in workers if w.is_running()], "workers must not outlive the sweep"
+    workplace.run("sweep", config)
+    assert {p: t for p, t in workplace.entries().items() if p in finished} == finished
+    assert workplace.board().counts["ranked"] == 5
+
+
+@pytest.mark.compiler
+def test_ctrl_c_ends_with_one_line_and_no_leftover_process(workplace: Workplace) -> None:
+    process = workplace.start("sweep", workplace.config(TINY), "--jobs", "1")
+    while not workplace.entries():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "autotune: interrupted; the same command goes on from here\n"
+    psutil.wait_procs(workers, timeout=10)
+    assert not [w for w in workers if w.is_running()]
+
+
+def _user(kernel: str, *pins: str) -> str:
+    shape = "{m: 256}" if kernel != "MISBEHAVES" else "{m: 256, k: 256, n: 256}"
+    space = f"\n    space: {{{', '.join(pins)}}}" if pins else ""
+    return (
+        "device: v6e\nproblems:\n"
+        f"  - kernel: sweep_kernels:{kernel}\n    shape: {shape}{space}\n"
+    )
+
+
+def _with_best_latency(place: Workplace, factor: float) -> None:
+    """A copy of the results in which the stored best took `factor` of its time."""
+    board = place.board()
+    target = place.folder / "faster" / board.path.relative_to(place.folder / "results")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    frame = pd.read_parquet(board.path)
+    frame.loc[frame.is_best, ["latency_ms", "latency_compiled_ms"]] *= factor
+    frame.to_parquet(target)

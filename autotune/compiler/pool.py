@@ -23,7 +23,11 @@ MAX_DEFAULT_JOBS = 6
 
 def default_jobs() -> int:
     """One worker a core that this process may use, as far as memory goes."""
-    return max(1, min(len(os.sched_getaffinity(0)), MAX_DEFAULT_JOBS))
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, where only tracing runs
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, MAX_DEFAULT_JOBS))
 
 
 class CompilePool:

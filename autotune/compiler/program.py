@@ -17,6 +17,7 @@ _CALLED = re.compile(
 _KERNEL = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*custom_call_target=\"tpu_custom_call\"")
 _SERIAL = re.compile(r"\.(\d+)(?:\.\D.*)?$")
 
+LONGEST_NAME = 180  # 255 bytes a file name, less the compiler's time stamp and pass name
 BUNDLES = "final_bundles.txt"
 UTILIZATION = "final_hlo-static-per-bundle-utilization.txt"
 ALLOCATIONS = "pre-finalize-registers-and-allocations.txt"
@@ -116,6 +117,11 @@ def read_schedules(folder: Path, device: Device, call_names: Sequence[str]) -> t
 def _read(folder: Path, instruction: str, part: str) -> str:
     for path in _files(folder, instruction, part):
         return path.read_text(errors="replace")
+    if len(instruction) > LONGEST_NAME:
+        raise DumpError(
+            f"the kernel's name has {len(instruction)} characters, too many for the name of the "
+            f"compiler's dump file (at most {LONGEST_NAME})"
+        )
     raise DumpError(f"the compiler left no {part} for {instruction}")
 
 

@@ -5,6 +5,7 @@ Records only, and no jax import; `pallas_call.trace` fills them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -97,11 +98,15 @@ class PallasCall:
       scopes: scope name -> executions over the whole grid. "" is code outside any named scope.
         None as a count: the trace cannot tell (run-time data).
       scope_flops: scope name -> FLOPs of the dots executed in it over the whole grid.
-      executed_flops: all dots over the whole grid, whole blocks and padding included.
+      executed_flops: all dots over the whole grid, whole blocks and padding included; a branch
+        on run-time data counts as taken (`executed_with` corrects it).
       classes: the timeline; their `steps` sum to `grid_steps`.
       fill_bytes, drain_bytes: HBM bytes copied in before the first step, out after the last.
       parallel_splits: how many TensorCores of one device can share the grid (1, or the device's
         cores where an axis is `parallel`).
+      core_steps: grid steps of the busiest core: with P the product of all `parallel` extents,
+        ceil(P / cores) · steps / P. Source: loop limits in v5p and v4 megacore schedules (both
+        compilers; `ceil` of the product, not of one axis). 0 where a record does not say.
       repeats: times one run of the program makes this call (a call inside a scan).
       scope_regions: scope name -> times it stands in the program text (unrolled loops, both
         branches of a cond). Cycles of a scope = its bundles · executions / regions.
@@ -126,6 +131,7 @@ class PallasCall:
     fill_bytes: int
     drain_bytes: int
     parallel_splits: int
+    core_steps: int = 0
     repeats: int = 1
     scope_regions: dict[str, int] = field(default_factory=dict)
     loop_trips: dict[str, int] = field(default_factory=dict)
@@ -139,6 +145,20 @@ class PallasCall:
     @property
     def hbm_bytes(self) -> int:
         return sum(w.bytes_copied for w in self.windows)
+
+    def executed_with(self, counts: Mapping[str, int]) -> int:
+        """Executed FLOPs, with `counts` for scopes whose executions rest on run-time data.
+
+        `executed_flops` takes such a branch as run at every step; a kernel that knows better says
+        so in its `scope_counts`. Scopes that the trace could count are not overruled.
+        """
+        total = self.executed_flops
+        for scope, count in counts.items():
+            if scope in self.scope_flops and self.scopes.get(scope, 0) is None:
+                assumed = sum(c.steps * c.scopes.get(scope, 0) for c in self.classes)
+                flops = self.scope_flops[scope]
+                total += flops * count // assumed - flops if assumed else 0
+        return total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

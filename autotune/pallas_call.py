@@ -38,15 +38,21 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Progra
       KernelError: `fn` raised, holds no `pallas_call`, or a call's grid or dimension semantics
         cannot be read.
     """
-    name = getattr(fn, "__qualname__", type(fn).__name__)
+    name = getattr(fn, "__name__", type(fn).__name__)
     try:
         found = find_calls(_jaxpr(fn, args, device))
     except Exception as error:  # whatever somebody's kernel raises
-        text = (str(error).strip() or "no message").splitlines()[0]
-        raise KernelError(f"{name} raised {type(error).__name__}: {text}") from error
+        raise KernelError(f"{name} raised {type(error).__name__}: {_one_line(error)}") from error
     if not found:
         raise KernelError(f"{name} holds no pallas_call: there is nothing to tune")
     return Program(calls=tuple(_read_call(call, device) for call in found))
+
+
+def _one_line(error: Exception) -> str:
+    """An exception's text without JAX's notes below the rule, on one line of at most 300."""
+    lines = [line.strip() for line in str(error).split("\n----", 1)[0].splitlines()]
+    text = " ".join(line for line in lines if line) or "no message"
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def _jaxpr(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Any:
@@ -118,7 +124,8 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
         scratch=_scratch(mapping, body, index_count), temporaries_bytes=temporaries_bytes(body),
         scopes=scopes, scope_flops=flops, executed_flops=sum(flops.values()),
         classes=classes, fill_bytes=fill, drain_bytes=drain,
-        parallel_splits=_splits(semantics, grid, device), repeats=call.repeats,
+        parallel_splits=_splits(semantics, grid, device),
+        core_steps=_core_steps(semantics, grid, device), repeats=call.repeats,
         scope_regions=dict(code.counts.regions),
         loop_trips={scope: _total(n, grid) for scope, n in code.counts.loop_trips.items()},
         revisited_axes=_revisited(operands, grid, axes),
@@ -267,9 +274,19 @@ def _revisited(
     return tuple(sorted(set().union(*results)))
 
 
-def _splits(semantics: Sequence[str] | None, grid: Sequence[int], device: Device) -> int:
+def _shared(semantics: Sequence[str] | None, grid: Sequence[int]) -> int:
+    """Grid points that cores may share out: the product of the parallel axes."""
     pairs = zip(semantics or (), grid, strict=False)
-    return device.cores if any(w.endswith("parallel") and n > 1 for w, n in pairs) else 1
+    return math.prod(n for word, n in pairs if word.endswith("parallel"))
+
+
+def _splits(semantics: Sequence[str] | None, grid: Sequence[int], device: Device) -> int:
+    return device.cores if _shared(semantics, grid) > 1 else 1
+
+
+def _core_steps(semantics: Sequence[str] | None, grid: Sequence[int], device: Device) -> int:
+    shared = _shared(semantics, grid)
+    return -(-shared // device.cores) * (math.prod(grid) // max(1, shared))
 
 
 def _total(count: Weight, grid: tuple[int, ...]) -> int:

@@ -14,6 +14,7 @@ from call_kernels import (
     F32,
     MIB,
     matmul,
+    moving,
     of,
     one,
     shaped,
@@ -68,6 +69,9 @@ def test_a_branch_on_run_time_data_has_no_count_and_is_taken_in_every_class() ->
     call = one(fn, shaped((384, 128), F32))
     assert call.scopes["perhaps"] is None
     assert call.branches == ((None, None),)
+    assert call.executed_flops == 3 * 2 * 128**3
+    assert call.executed_with({"perhaps": 1}) == 2 * 128**3
+    assert call.executed_with({"perhaps": 0, "step": 5}) == 0
     assert sum(c.steps * c.scopes["perhaps"] for c in call.classes) == 3
 
 
@@ -120,6 +124,30 @@ def test_semantics_given_as_enums_read_as_words_and_a_megacore_splits_parallel_a
     assert [of(built, on=name).parallel_splits for name in ("v5p", "v4", "v6e")] == [2, 2, 1]
     flat = matmul(128, 512, 512, 128, 128, 128, semantics=words)
     assert of(flat, on="v5p").parallel_splits == 1, "an axis of one cannot be shared"
+
+
+@pytest.mark.parametrize(
+    ("grid", "words", "steps"),
+    [
+        ((5, 4, 3), "ppa", 30),
+        ((5, 4, 3), "paa", 36),
+        ((5, 7, 3), "ppa", 54),
+        ((3, 2, 3), "pap", 10),
+        ((2, 3, 5, 7), "apap", 110),
+        ((7,), "p", 4),
+        ((1, 7, 3), "ppa", 12),
+        ((5, 4, 3), "aaa", 60),
+    ],
+)
+def test_two_cores_share_the_product_of_the_parallel_axes_as_v5p_schedules_do(
+    grid: tuple[int, ...], words: str, steps: int
+) -> None:
+    block = ((128, 128), lambda *ids: (0, 0))
+    semantics = tuple({"p": "parallel", "a": "arbitrary"}[word] for word in words)
+    built = moving(grid, [((128, 128), *block)], ((128, 128), *block), semantics=semantics)
+    call = of(built, on="v5p")
+    assert call.core_steps == steps, "loop limits less the pipeline's 2 in the compiled schedules"
+    assert of(built, on="v6e").core_steps == call.grid_steps
 
 
 # The program around the calls
@@ -216,7 +244,9 @@ def test_a_function_that_raises_is_one_line_with_its_cause_and_one_without_calls
     def broken(x: Any) -> Any:
         raise ValueError("block 100 does not divide 384\nand more")
 
-    with pytest.raises(KernelError, match=r"broken raised ValueError: block 100 .* 384$") as error:
+    with pytest.raises(
+        KernelError, match=r"broken raised ValueError: block 100 .* 384 and more$"
+    ) as error:
         trace(broken, (X,), TPU7X)
     assert isinstance(error.value.__cause__, ValueError)
 

@@ -1,0 +1,327 @@
+"""Splash attention, forward: attention under a static mask, over its active blocks only.
+
+Conventions (scale, soft cap, lse) are those of `attention.py`, masks those of `masks.py`, the
+algorithm that of `anchored_softmax.py`. Lengths that no block divides are read past their edge and
+masked, so nothing is padded or sliced in HBM. Segment ids, where asked for, hide pairs of different
+ids; a negative id is padding, which sees nothing and is seen by nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune import device as devices
+from autotune.candidate import Config
+from autotune.kernels import attention as at
+from autotune.kernels import reference as references
+from autotune.kernels import splash_codes as codes
+from autotune.kernels import splash_space as space
+from autotune.kernels.attention import AttentionShape
+from autotune.kernels.base import Call, Kernel
+from autotune.kernels.flash_fwd import check_shift
+from autotune.kernels.mask_table import MaskTable, table_of
+from autotune.kernels.masks import Mask, rows_of
+from autotune.kernels.splash_kernel import SplashPlan, SplashRefs, kernel, scratch
+from autotune.kernels.splash_space import BlockSizes
+from autotune.problem import Problem
+
+abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
+Q_PADDING, KV_PADDING = -1, -2
+"""What negative ids become: unequal, so that padding never sees padding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tables:
+    """One call's mask as arrays: the execution table, what each step does, each row's bounds."""
+
+    table: MaskTable
+    actions: np.ndarray
+    bounds: codes.Bounds
+
+    def prefetched(self, stored: bool) -> tuple[np.ndarray, ...]:
+        """The SMEM operands: rows, columns, actions and, with stored patterns, their indices."""
+        first = (self.table.rows, self.table.cols, self.actions)
+        return (*first, self.table.mask_next) if stored else first
+
+
+def splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_segment_ids: jax.Array | None = None,
+    kv_segment_ids: jax.Array | None = None,
+    *,
+    mask: Mask,
+    block_sizes: BlockSizes,
+    scale: float | None = None,
+    logit_soft_cap: float | None = None,
+    max_logit_const: float | None = None,
+    use_exp2: bool = True,
+    residuals: bool = False,
+    out_dtype: Any = None,
+    mxu_size: int = 256,
+) -> Any:
+    """softmax(mask(cap(q·k · scale)))·v as [batch, q_heads, q_len, head_dim_v].
+
+    q is [batch, q_heads, q_len, head_dim_qk], k [batch, kv_heads, kv_len, head_dim_qk], v [batch,
+    kv_heads, kv_len, head_dim_v]; segment ids, both or none, int32[batch, q_len] and
+    int32[batch, kv_len]. With `residuals` also lse and max, [batch, q_heads, q_len] f32. Rows that
+    see no key are 0, with lse = max = `attention.MASK_VALUE`. The other arguments are those of
+    `flash_fwd`.
+
+    Raises:
+      ValueError: for shapes that do not belong together, or a constant that a soft cap proves
+        unsafe.
+    """
+    shape = at.shape_of(q, k, v)
+    ids = _checked_ids(shape, q_segment_ids, kv_segment_ids)
+    if max_logit_const is not None:
+        check_shift(max_logit_const, logit_soft_cap, shape.kv_len)
+    blocks = block_sizes.clamped(shape.q_len, shape.kv_len)
+    table = table_of(mask, shape.q_len, shape.kv_len, blocks.block_q, blocks.block_kv)
+    rows = rows_of(mask, shape.q_len, shape.kv_len)
+    stored = blocks.partial_mask == "stored" and table.patterns > 0
+    step_codes = codes.step_codes(table)
+    unseen = frozenset(step_codes.tolist()) if ids else codes.unseen_codes(table, step_codes, rows)
+    q_tile, kv_tile = blocks.q_tile, blocks.kv_tile
+    tables = Tables(
+        table=table,
+        actions=codes.actions(table, step_codes),
+        bounds=codes.row_bounds(rows, blocks.block_q, blocks.block_kv),
+    )
+    plan = SplashPlan(
+        shape=shape,
+        block_q=blocks.block_q,
+        block_kv=blocks.block_kv,
+        q_tile=q_tile,
+        kv_tile=kv_tile,
+        scale=shape.scale(scale),
+        soft_cap=logit_soft_cap or None,
+        shift=max_logit_const,
+        use_exp2=use_exp2,
+        residuals=residuals,
+        track_top=residuals or bool(ids),
+        spare_columns=at.round_up(shape.head_dim_v, mxu_size) > shape.head_dim_v,
+        # Stored patterns need no bounds, unless to tell rows that saw nothing yet.
+        sides=() if stored and (ids or not unseen) else tables.bounds.sides,
+        stored=stored,
+        segment_ids=bool(ids),
+        codes=codes.code_tiles(table, step_codes, q_tile, kv_tile, all_cut=bool(ids)),
+        unseen=unseen,
+    )
+    out = _call(plan, tables, out_dtype or q.dtype, blocks.vmem_limit_bytes)(q, k, v, *ids)
+    if not residuals:
+        return out[0]
+    per_row = (shape.batch, shape.q_heads, shape.q_len)
+    return out[0], out[1].reshape(per_row), out[2].reshape(per_row)
+
+
+def _checked_ids(shape: AttentionShape, q_ids: Any, kv_ids: Any) -> tuple[jax.Array, ...]:
+    """Ids as int32[batch, 1, length] with padding told apart; () without ids."""
+    if q_ids is None and kv_ids is None:
+        return ()
+    found = []
+    for name, ids, length, padding in (
+        ("q_segment_ids", q_ids, shape.q_len, Q_PADDING),
+        ("kv_segment_ids", kv_ids, shape.kv_len, KV_PADDING),
+    ):
+        if ids is None or tuple(ids.shape) != (shape.batch, length):
+            given = None if ids is None else tuple(ids.shape)
+            raise ValueError(f"{name} has shape {given}; {(shape.batch, length)} is needed")
+        ids = ids.astype(jnp.int32)
+        found.append(jnp.where(ids < 0, padding, ids)[:, None, :])
+    return tuple(found)
+
+
+def _call(
+    plan: SplashPlan, tables: Tables, out_dtype: Any, vmem_limit_bytes: int | None
+) -> Callable[..., Any]:
+    shape, held = plan.shape, scratch(plan)
+    prefetched = tables.prefetched(plan.stored)
+    rows = abstract((shape.batch, shape.q_heads, 1, shape.q_len), jnp.float32)
+    out = abstract((shape.batch, shape.q_heads, shape.q_len, shape.head_dim_v), out_dtype)
+    outputs = ("out", "lse", "top_out") if plan.residuals else ("out",)
+    specs, constants = _inputs(plan, tables)
+    q_block = lambda b, h, s, rows, *_: (b, h, rows[s], 0)
+    row_block = lambda b, h, s, rows, *_: (b, h, 0, rows[s])
+    row_spec = pl.BlockSpec((None, None, 1, plan.block_q), row_block)
+    out_spec = pl.BlockSpec((None, None, plan.block_q, shape.head_dim_v), q_block)
+    names = (*specs, *outputs, *held)
+    unused = dict.fromkeys(SplashRefs.__dataclass_fields__)
+
+    def body(*refs: Any) -> None:
+        own = dict(zip(names, refs[len(prefetched) :], strict=True))
+        kernel(refs[: len(prefetched)], SplashRefs(**{**unused, **own}), plan=plan)
+
+    call = pl.pallas_call(
+        body,
+        name="splash",
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(prefetched),
+            grid=(shape.batch, shape.q_heads, tables.table.steps),
+            in_specs=list(specs.values()),
+            out_specs=[out_spec, row_spec, row_spec][: len(outputs)],
+            scratch_shapes=list(held.values()),
+        ),
+        out_shape=[out, rows, rows][: len(outputs)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=vmem_limit_bytes,
+        ),
+    )
+
+    def run(q: Any, k: Any, v: Any, *ids: Any) -> Any:
+        return call(*prefetched, q, k, v, *ids, *(make() for make in constants))
+
+    return run
+
+
+def _inputs(
+    plan: SplashPlan, tables: Tables
+) -> tuple[dict[str, pl.BlockSpec], list[Callable[[], Any]]]:
+    """`SplashRefs` field -> window, in operand order, and what makes the mask's own operands."""
+    shape = plan.shape
+    kv_block = lambda b, h, s, rows, cols, *_: (b, at.quotient(h, shape.group), cols[s], 0)
+    specs = {
+        "q": pl.BlockSpec(
+            (None, None, plan.block_q, shape.head_dim_qk),
+            lambda b, h, s, rows, *_: (b, h, rows[s], 0),
+        ),
+        "k": pl.BlockSpec((None, None, plan.block_kv, shape.head_dim_qk), kv_block),
+        "v": pl.BlockSpec((None, None, plan.block_kv, shape.head_dim_v), kv_block),
+    }
+    constants: list[Callable[[], Any]] = []
+    if plan.segment_ids:
+        specs["q_ids"] = pl.BlockSpec(
+            (None, 1, plan.block_q), lambda b, h, s, rows, *_: (b, 0, rows[s])
+        )
+        specs["kv_ids"] = pl.BlockSpec(
+            (None, 1, plan.block_kv), lambda b, h, s, rows, cols, *_: (b, 0, cols[s])
+        )
+    if plan.sides:
+        specs["bounds"] = pl.BlockSpec(
+            (len(plan.sides), plan.block_q), lambda b, h, s, rows, *_: (0, rows[s])
+        )
+        constants.append(lambda: jnp.asarray(tables.bounds.values))
+    if plan.stored:
+        specs["pattern"] = pl.BlockSpec(
+            (None, plan.block_q, plan.block_kv),
+            lambda b, h, s, rows, cols, actions, mask_next: (mask_next[s], 0, 0),
+        )
+        constants.append(functools.partial(_patterns, tables.table))
+    return specs, constants
+
+
+def _patterns(table: MaskTable) -> jax.Array:
+    """int8[patterns, block_q, block_kv], made on the device from the bounds of their rows.
+
+    As constants hundreds of patterns would make the program gigabytes large; the barrier keeps the
+    compiler from folding them into such constants.
+    """
+    bounds: tuple[jax.Array, jax.Array] = (jnp.asarray(table.lo), jnp.asarray(table.hi))
+    lo, hi = lax.optimization_barrier(bounds)  # type: ignore[no-untyped-call]
+    keys = lax.broadcasted_iota(jnp.int32, (1, 1, table.block_kv), 2)
+    seen: jax.Array = functools.reduce(
+        jnp.logical_or,
+        [
+            (keys >= lo[:, n, :, None]) & (keys < hi[:, n, :, None])
+            for n in range(table.lo.shape[1])
+        ],
+    )
+    return seen.astype(jnp.int8)
+
+
+def build(problem: Problem, config: Config) -> Call:
+    """The call on abstract q, k, v and segment ids. Raises ValueError for an impossible config."""
+    options, s = problem.options, AttentionShape.of(problem)
+    dtype, out_dtype = jnp.dtype(problem.dtype), options["out_dtype"]
+    fn = functools.partial(
+        splash,
+        mask=space.mask_of(problem),
+        block_sizes=space.block_sizes(problem, config),
+        scale=options["scale"],
+        logit_soft_cap=options["logit_soft_cap"],
+        max_logit_const=options["max_logit_const"],
+        use_exp2=options["use_exp2"],
+        residuals=options["residuals"],
+        out_dtype=jnp.dtype(out_dtype) if out_dtype else None,
+        mxu_size=devices.get(problem.device).mxu_size,
+    )
+    arguments: tuple[jax.ShapeDtypeStruct, ...] = (
+        abstract((s.batch, s.q_heads, s.q_len, s.head_dim_qk), dtype),
+        abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_qk), dtype),
+        abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_v), dtype),
+    )
+    if options["segment_ids"]:
+        arguments += tuple(abstract((s.batch, n), jnp.int32) for n in (s.q_len, s.kv_len))
+    return fn, arguments
+
+
+def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
+    """Standard normals; ids of packed documents of about 1/8 of the keys, the last one padding."""
+    s, dtype = AttentionShape.of(problem), jnp.dtype(problem.dtype)
+    return _draw(key, shape=s, dtype=dtype, ids=problem.options["segment_ids"])  # type: ignore[no-any-return]
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype", "ids"))
+def _draw(key: jax.Array, *, shape: AttentionShape, dtype: Any, ids: bool) -> tuple[Any, ...]:
+    keys = jax.random.split(key, 4)
+    q = jax.random.normal(keys[0], (shape.batch, shape.q_heads, shape.q_len, shape.head_dim_qk))
+    kv = (shape.batch, shape.kv_heads, shape.kv_len)
+    k = jax.random.normal(keys[1], (*kv, shape.head_dim_qk))
+    v = jax.random.normal(keys[2], (*kv, shape.head_dim_v))
+    arrays = tuple(a.astype(dtype) for a in (q, k, v))
+    if not ids:
+        return arrays
+    starts = jax.random.bernoulli(keys[3], min(1.0, 8 / shape.kv_len), (shape.batch, shape.kv_len))
+    kv_ids = jnp.cumsum(starts, axis=1)
+    kv_ids = jnp.where((kv_ids == kv_ids[:, -1:]) & (kv_ids > 0), -1, kv_ids)
+    position = jnp.arange(shape.q_len) + shape.causal_offset
+    return *arrays, kv_ids[:, jnp.clip(position, 0, shape.kv_len - 1)], kv_ids
+
+
+def reference(problem: Problem, q: Any, k: Any, v: Any, *ids: Any) -> Any:
+    """The output, or (output, lse, max) with `residuals`, in float64 under the dense mask."""
+    shape, options = AttentionShape.of(problem), problem.options
+    seen = rows_of(space.mask_of(problem), shape.q_len, shape.kv_len).dense()
+    if ids:
+        q_ids, kv_ids = (np.asarray(i)[:, None] for i in ids)
+        same = (q_ids[..., :, None] == kv_ids[..., None, :]) & (q_ids >= 0)[..., None]
+        seen = seen & same
+    out, lse, top = references.attention(
+        q, k, v, scale=shape.scale(options["scale"]), soft_cap=options["logit_soft_cap"], mask=seen
+    )
+    return (out, lse, top) if options["residuals"] else out
+
+
+KERNEL = Kernel(
+    name="splash",
+    axes=at.AXES,
+    axis_defaults=at.AXIS_DEFAULTS,
+    build=build,
+    tunables=space.tunables,
+    flops=space.flops,
+    flop_convention=(
+        "2·(d + dv) per (query, key) pair the mask shows and q head: QKᵀ and PV; pairs that "
+        "run-time segment ids hide are counted"
+    ),
+    options=space.options(),
+    check=space.check,
+    illegal=space.illegal,
+    canonical=space.canonical,
+    default=space.default,
+    inputs=inputs,
+    reference=reference,
+    # The anchors' check depends on the data; logits of standard normals never leave its range.
+    scope_counts=lambda problem, config: {"rescale_step": 0},
+)

@@ -64,7 +64,7 @@ def test_a_tile_is_followed_through_jits_branches_and_loops() -> None:
 
     def branch(q: Any, k: Any) -> Any:
         s = scores(q, k)
-        return jax.lax.cond(pl.program_id(0) > 1, lambda: weigh(s, k), lambda: q[...] * 1.0)
+        return jax.lax.cond(pl.program_id(0) > 1, lambda: weigh(s, k), lambda: q[...].astype(F32))
 
     def loop(q: Any, k: Any) -> Any:
         def turn(n: Any, total: Any) -> Any:
@@ -79,9 +79,7 @@ def test_a_tile_is_followed_through_jits_branches_and_loops() -> None:
 
 def test_a_maximum_of_another_tile_does_not_hold_this_one() -> None:
     def step(q: Any, k: Any) -> Any:
-        other = jnp.max(
-            jnp.dot(k[...], q[...].T, preferred_element_type=F32), axis=1, keepdims=True
-        )
+        other = jnp.max(scores(k, q), axis=1, keepdims=True)
         return weigh(jnp.exp(scores(q, k) - other), k)
 
     assert tile(step) == 8 * MIB - 3 * QUARTER

@@ -244,9 +244,7 @@ def test_a_function_that_raises_is_one_line_with_its_cause_and_one_without_calls
     def broken(x: Any) -> Any:
         raise ValueError("block 100 does not divide 384\nand more")
 
-    with pytest.raises(
-        KernelError, match=r"broken raised ValueError: block 100 .* 384 and more$"
-    ) as error:
+    with pytest.raises(KernelError, match=r"broken raised ValueError: block .* and more$") as error:
         trace(broken, (X,), TPU7X)
     assert isinstance(error.value.__cause__, ValueError)
 

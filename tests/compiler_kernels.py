@@ -13,6 +13,7 @@ from jax._src.pallas.mosaic.error_handling import MosaicError
 from jax.errors import JaxRuntimeError
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu import flash_attention
 from jaxlib.mlir.ir import MLIRError
 
 from autotune.candidate import Config
@@ -184,7 +185,14 @@ def _kernel(name: str, build, **more) -> Kernel:  # type: ignore[no-untyped-def]
     )
 
 
+def jax_flash(problem: Problem, config: Config) -> Call:
+    """JAX's own flash attention of one head, `m` tokens and head dimension `k`."""
+    array = jax.ShapeDtypeStruct((1, 1, problem.shape["m"], problem.shape["k"]), jnp.bfloat16)
+    return flash_attention.flash_attention, (array, array, array)
+
+
 MATMUL = _kernel("tile", matmul)
+JAX_FLASH = _kernel("jax_flash", jax_flash)
 SCRATCH = _kernel("scratch", scratch)
 TWO_CALLS = _kernel("two_calls", two_calls)
 MISBEHAVE = _kernel("misbehave", misbehave)

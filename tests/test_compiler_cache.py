@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -129,10 +130,24 @@ def test_a_folder_that_cannot_be_written_is_done_without_and_named_once(tmp_path
     (tmp_path / "file").write_text("in the way")
     warnings = []
     cache = Cache(tmp_path / "file" / "cache", warn=warnings.append)
+    assert cache.get(KEY) is None
     cache.put(KEY, {"n": 1})
     cache.put(KEY, {"n": 2})
     assert len(warnings) == 1
     assert str(tmp_path / "file" / "cache") in warnings[0]
+
+
+def test_entries_that_may_not_be_read_are_named_once(tmp_path, monkeypatch):
+    def refuse(self, **more):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    warnings = []
+    cache = Cache(tmp_path, warn=warnings.append)
+    assert [cache.get(content_key({"n": n})) for n in range(3)] == [None, None, None]
+    assert len(warnings) == 1
+    assert f"{tmp_path}" in warnings[0]
+    assert "Permission denied" in warnings[0]
 
 
 def test_the_folder_is_the_environments_else_the_platforms(monkeypatch, tmp_path):

@@ -157,6 +157,14 @@ class TestWorkers:
         for done, compiled in pool.run([task(act) for act in acts]):
             assert compiled.status == "ok", (done.candidate.config, compiled.reason)
 
+    def test_tracing_alone_gives_the_program_and_asks_no_compiler(self, pool):
+        traced = Task(problem=task().problem, candidate=task().candidate, kind="trace")
+        ((_, answer),) = pool.run([traced])
+        assert answer.status == "ok", answer.reason
+        assert [call.name for call in answer.program.calls] == ["tile"]
+        assert answer.program.calls[0].grid == (2, 2, 2)
+        assert answer.schedules == ()
+
     def test_an_unknown_kernel_is_a_failed_row(self, pool):
         names = ("compiler_kernels:NOPE", "compiler_kernels:NOT_A_KERNEL", "no_such:K", "nope")
         tasks = [

@@ -166,6 +166,18 @@ def test_b1_an_illegal_block_shape_is_refused_with_both_numbers(pool):
     assert "(512, 512)" in compiled.reason
 
 
+@pytest.mark.parametrize("head_dim", [80, 192])
+def test_b8_what_another_kernel_refuses_itself_is_unsupported_in_its_own_words(pool, head_dim):
+    shape = {"m": 256, "k": head_dim, "n": 1}
+    compiled = compile_one(pool, "JAX_FLASH", {}, device="v5e", shape=shape)
+    if head_dim == 80:
+        assert compiled.status == "ok", compiled.reason
+        assert [s.name for s in compiled.schedules] == ["_flash_attention_kernel"]
+    else:
+        assert compiled.status == "unsupported"
+        assert compiled.reason == "head_dim=192 should be a multiple of 128 if larger"
+
+
 def test_c3_two_pools_compile_at_once(pool):
     with CompilePool(jobs=1, timeout_s=120) as second:
         ours = pool.run([task("MATMUL", B256, device="v6e") for _ in range(3)])

@@ -51,17 +51,22 @@ class Cache:
     def __init__(self, folder: Path | None = None, warn: Callable[[str], None] | None = None):
         self.folder = default_folder() if folder is None else folder
         self._warn = warn or _issue_warning
-        self._writable = True
+        self._readable = self._writable = True
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The record stored under `key`, or None when there is none that is whole."""
         path = self._path(key)
         try:
             text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeDecodeError) as error:
-            self._warn(f"cache entry {path} cannot be read ({error}); done again")
+            told = getattr(error, "strerror", None) or "not text"
+            if not isinstance(error, PermissionError):
+                self._warn(f"cache entry {path} cannot be read ({told}); done again")
+            elif self._readable:  # one of another user is seldom alone
+                self._readable = False
+                self._warn(f"cache entries such as {path} cannot be read ({told}); done again")
             return None
         checksum, _, body = text.partition("\n")
         if _checksum(key, body) != checksum:

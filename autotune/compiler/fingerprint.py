@@ -13,7 +13,19 @@ from pathlib import Path
 from autotune.errors import UnknownNameError
 
 # What decides how a candidate is compiled and how its dump becomes a record.
-_RECORD_MODULES = ("dump", "environment", "evidence", "program", "task", "verdict", "worker")
+_RECORD_MODULES = (
+    "autotune.call_record",
+    "autotune.compiler.dump",
+    "autotune.compiler.environment",
+    "autotune.compiler.evidence",
+    "autotune.compiler.process",
+    "autotune.compiler.program",
+    "autotune.compiler.task",
+    "autotune.compiler.verdict",
+    "autotune.compiler.worker",
+    "autotune.device",
+    "autotune.kernels.base",
+)
 
 
 def kernel_fingerprint(kernel: str) -> str:
@@ -46,9 +58,10 @@ def kernel_fingerprint(kernel: str) -> str:
 
 
 def record_fingerprint() -> str:
-    """Hash over the source of this package's modules that shape a compiled record."""
-    folder = Path(__file__).parent
-    return _digest({name: _text(folder / f"{name}.py") for name in _RECORD_MODULES})
+    """Hash over the source of autotune's modules that shape a compiled record."""
+    root = Path(__file__).parents[2]
+    files = {name: root.joinpath(*name.split(".")).with_suffix(".py") for name in _RECORD_MODULES}
+    return _digest({name: _text(path) for name, path in files.items()})
 
 
 def _own_folder(top: str) -> Path | None:

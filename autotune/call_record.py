@@ -59,6 +59,28 @@ class Scratch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Dot:
+    """A matrix product in the kernel's text: [m, k] · [k, n].
+
+    Attributes:
+      m: rows, all batches together.
+      dtype: the wider operand's; `bits` are those of the left operand.
+      passes: products the MXU makes of one (6 for f32 at the highest precision).
+      loaded: the left operand is a block as it was loaded, not a computed value.
+      count: times it stands in the text.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype: str
+    bits: int
+    passes: int = 1
+    loaded: bool = False
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepClass:
     """Grid steps that do the same: one entry of the pipeline timeline.
 
@@ -114,6 +136,7 @@ class PallasCall:
       revisited_axes: grid axes along which an output block is revisited.
       branches: per `cond` of the kernel, in program order, the executions of each branch over the
         grid; None where its predicate rests on run-time data.
+      dots: the matrix products in the text, each distinct one once.
     """
 
     name: str
@@ -137,6 +160,7 @@ class PallasCall:
     loop_trips: dict[str, int] = field(default_factory=dict)
     revisited_axes: tuple[int, ...] = ()
     branches: tuple[tuple[int | None, ...], ...] = ()
+    dots: tuple[Dot, ...] = ()
 
     @property
     def dma_count(self) -> int:
@@ -188,6 +212,7 @@ def _call(record: dict[str, Any]) -> PallasCall:
             "classes": tuple(StepClass(**c) for c in record["classes"]),
             "revisited_axes": tuple(record["revisited_axes"]),
             "branches": tuple(tuple(b) for b in record["branches"]),
+            "dots": tuple(Dot(**d) for d in record["dots"]),
         }
     )
 

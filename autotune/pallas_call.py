@@ -15,6 +15,7 @@ from autotune.device import Device
 from autotune.errors import KernelError
 from autotune.traced.block_moves import block_axis, block_moves, tile_bytes
 from autotune.traced.counts import Weight
+from autotune.traced.dots import dots
 from autotune.traced.outer_code import FoundCall, as_array, find_calls
 from autotune.traced.scalar_code import UNKNOWN, ScalarCode, Table, Value
 from autotune.traced.temporaries import temporaries_bytes
@@ -129,7 +130,7 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
         scope_regions=dict(code.counts.regions),
         loop_trips={scope: _total(n, grid) for scope, n in code.counts.loop_trips.items()},
         revisited_axes=_revisited(operands, grid, axes),
-        branches=_branches(code, grid),
+        branches=_branches(code, grid), dots=dots(body),
     )  # fmt: skip
 
 
@@ -149,6 +150,8 @@ def _grid(
         value = extent if isinstance(extent, int | np.integer) else as_array(next(known)())
         if value is None:
             raise KernelError(f"the grid of {name} depends on run-time data: {tuple(extents)}")
+        if int(value) < 1:
+            raise KernelError(f"the grid of {name} has an axis of {int(value)}: {tuple(extents)}")
         grid.append(int(value))
     return tuple(grid)
 

@@ -38,7 +38,7 @@ def _walk(jaxpr: Any) -> Iterator[tuple[int, int, int, str, int, int, bool]]:
 
 def _key(eqn: Any, made_by: dict[Any, str]) -> tuple[int, int, int, str, int, int, bool]:
     left, right = (atom.aval for atom in eqn.invars[:2])
-    (contracted, contracted_right), (batch, batch_right) = eqn.params["dimension_numbers"]
+    (contracted, contracted_right), (_, batch_right) = eqn.params["dimension_numbers"]
     k = math.prod(left.shape[axis] for axis in contracted)
     m = math.prod(left.shape) // max(1, k)  # a batch is that many more rows
     own = (n for axis, n in enumerate(right.shape) if axis not in (*contracted_right, *batch_right))

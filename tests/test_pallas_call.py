@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from call_kernels import (
@@ -194,6 +197,40 @@ def test_a_grid_of_a_quarter_million_steps_is_read_like_a_small_one() -> None:
     assert call.grid_steps == 262144
     assert call.dma_count == 2 * 262144 + 4096
     assert len(call.classes) <= 8
+    check_timeline(call)
+
+
+MAPS: list[Callable[[Any, Any, Any], tuple[Any, Any]]] = [
+    lambda i, j, k: (i, k),
+    lambda i, j, k: (k, j),
+    lambda i, j, k: (jnp.minimum(i, k), j // 2),
+    lambda i, j, k: ((i + j + k) % 3, jnp.where(k > 1, j, 0)),
+    lambda i, j, k: (jax.lax.div(i * 6 + j, jnp.int32(4)), 0),
+    lambda i, j, k: (jnp.where(j == 2, k, i), jax.lax.rem(k, jnp.int32(2))),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MAPS)))
+@pytest.mark.parametrize("grid", [(3, 4, 5), (4, 1, 3), (1, 1, 1)])
+def test_copies_and_bytes_are_those_of_walking_the_grid_step_by_step(
+    number: int, grid: tuple[int, ...]
+) -> None:
+    index_map, rows, columns = MAPS[number], 300, 700
+    fn, args = moving(
+        grid, [((rows, columns), (64, 256), index_map)], ((rows, columns), (64, 256), index_map)
+    )
+    call = one(fn, *args)
+    with jax.disable_jit():
+        walked = [
+            tuple(int(n) for n in index_map(*map(jnp.int32, step)))
+            for step in itertools.product(*map(range, grid))
+        ]
+    runs = [index for index, _ in itertools.groupby(walked)]
+    elements = sum(
+        max(0, min(64, rows - 64 * i)) * max(0, min(256, columns - 256 * j)) for i, j in runs
+    )
+    assert [w.copies for w in call.windows] == [len(runs)] * 2
+    assert [w.bytes_copied for w in call.windows] == [elements * 2, elements * 4]
     check_timeline(call)
 
 

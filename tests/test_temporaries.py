@@ -83,3 +83,10 @@ def test_a_maximum_of_another_tile_does_not_hold_this_one() -> None:
         return weigh(jnp.exp(scores(q, k) - other), k)
 
     assert tile(step) == 8 * MIB - 3 * QUARTER
+
+
+def test_two_tiles_that_meet_before_the_next_dot_are_both_held() -> None:
+    def step(q: Any, k: Any) -> Any:
+        return weigh(jnp.exp(scores(q, k)) * (scores(k, q) - 1.0), k)
+
+    assert tile(step) == 8 * MIB - QUARTER

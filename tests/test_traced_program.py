@@ -218,6 +218,8 @@ def test_a_grid_computed_from_known_values_is_known_and_from_data_is_an_error() 
     assert one(lambda x: simple(grid=(jnp.int32(2) + 1,))(x), X).grid == (3,)
     with pytest.raises(KernelError, match="the grid of simple depends on run-time data"):
         one(lambda n, x: simple(grid=(n,))(x), shaped((), jnp.int32), X)
+    with pytest.raises(KernelError, match="the grid of simple has an axis of 0"):
+        one(simple(grid=(0,)), X)
 
 
 def test_a_call_without_a_grid_is_one_step() -> None:

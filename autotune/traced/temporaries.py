@@ -34,15 +34,16 @@ def temporaries_bytes(body: Any) -> int:
 
     The rule, for a result of T bytes (attention's score tile):
 
-    * its own reduction goes back into it before the second dot (online softmax): T / 2 less the
-      vector registers;
-    * it only streams through (a constant in place of the maximum, backward passes): T / 2 less
-      three times the registers;
+    * its own reduction goes back into it before the second dot (online softmax), or another
+      whole dot result meets it (dS = P · (dP - di) of a backward pass): T / 2 less the registers;
+    * it only streams through (a constant in place of the maximum): T / 2 less three times the
+      registers;
     * anything else (a matmul adding into its accumulator, a sum of exponentials): nothing.
 
     Measured as "size needed - windows - scratch" by the compiler's own refusals with 0.25 - 8 MiB
-    tiles on v5e, v6e and tpu7x, jax 0.10.2 and 0.12.0.1: online softmax needs 0.58 - 1.07 T, the
-    streaming form nothing up to 1 MiB and 0.23 - 0.88 T above. `tests/test_allocations.py` repeats
+    tiles on v5e, v6e and tpu7x, jax 0.10.2 and 0.12.0.1: online softmax needs 0.58 - 1.07 T, a
+    backward step nothing at 256 KiB and 0.75 - 2.0 T above, the streaming form nothing up to 1 MiB
+    and 0.23 - 0.88 T above. `tests/test_allocations.py` repeats
     it; a matmul's accumulation needed 0 - 0.6 T, by no rule that could be trusted.
     """
     sizes = [0]
@@ -61,7 +62,7 @@ def _walk(jaxpr: Any, args: Sequence[_Origins], sizes: list[int]) -> list[_Origi
         results: Sequence[_Origins] = [{} for _ in eqn.outvars]
         name = eqn.primitive.name
         if name == "dot_general":
-            sizes.extend(_needed(origin) for source in sources for origin in source.values())
+            sizes.extend(_needed(source) for source in sources)
             result = eqn.outvars[0].aval
             size = tile_bytes(result.shape, int(result.dtype.itemsize) * 8)
             results = [{id(eqn): _Origin(id(eqn), size, True, False)}]
@@ -97,8 +98,9 @@ def _through(name: str, sources: Sequence[_Origins]) -> _Origins:
     return merged
 
 
-def _needed(origin: _Origin) -> int:
-    if not origin.whole:
-        return 0
-    registers = REGISTERS_BYTES if origin.reduced else 3 * REGISTERS_BYTES
-    return max(0, origin.size // 2 - registers)
+def _needed(operand: _Origins) -> int:
+    """The rule of `temporaries_bytes` for one operand of a dot."""
+    tiles = [origin for origin in operand.values() if origin.whole]
+    held = len(tiles) > 1 or any(tile.reduced for tile in tiles)
+    registers = REGISTERS_BYTES if held else 3 * REGISTERS_BYTES
+    return max((tile.size // 2 - registers for tile in tiles), default=0)

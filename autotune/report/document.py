@@ -10,11 +10,15 @@ from datetime import datetime
 from typing import IO, Any
 
 from autotune.leaderboard import Board, Row, stale_reason
+from autotune.report.pairs import BackwardPair, backward_pairs
 
 
 def document(boards: Sequence[Board], *, top: int | None = None) -> dict[str, Any]:
-    """`{"problems": [...]}`: per problem its identity, counts, gain, best, default and rows."""
-    return {"problems": [_problem(board, top) for board in boards]}
+    """`problems`: each one's identity, counts, gain, best, default and rows; `backward_pairs`."""
+    return {
+        "problems": [_problem(board, top) for board in boards],
+        "backward_pairs": [_pair(pair) for pair in backward_pairs(boards)],
+    }
 
 
 def write_json(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
@@ -48,6 +52,19 @@ def _problem(board: Board, top: int | None) -> dict[str, Any]:
         "best": _row(best) if best else None,
         "default": _row(default) if default else None,
         "rows": [_row(row) for row in _limited(board, top)],
+    }
+
+
+def _pair(pair: BackwardPair) -> dict[str, Any]:
+    return {
+        "dq": pair.dq.problem_key,
+        "dkv": pair.dkv.problem_key,
+        "device": pair.dq.device,
+        "evidence": pair.dq.evidence,
+        "latency_ms": pair.latency_ms,
+        "flops": pair.flops,
+        "effective_tflops": pair.effective_tflops,
+        "mfu": pair.mfu,
     }
 
 

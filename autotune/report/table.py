@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.leaderboard import Board, Row, stale_reason
+from autotune.report.pairs import backward_pairs
 
 HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
 MIB = 2**20
@@ -69,6 +70,8 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
         for line in caption(board):
             console.print("  " + line, markup=False)
         console.print()
+    for pair in backward_pairs(boards):
+        console.print(f"{pair.title}: {pair.text}", markup=False)
 
 
 def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
@@ -80,6 +83,8 @@ def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
         for row in _shown(board, top):
             print("| " + " | ".join(cells(row, board.default)) + " |", file=file)
         print("\n" + "  \n".join(caption(board)) + "\n", file=file)
+    for pair in backward_pairs(boards):
+        print(f"**{pair.title}**: {pair.text}\n", file=file)
 
 
 def _shown(board: Board, top: int) -> list[Row]:

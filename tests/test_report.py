@@ -1,0 +1,104 @@
+"""Reports: what a table, a document and a backward pair say, and what they leave out."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from test_leaderboard import row
+
+from autotune.leaderboard import Board, Row, ranked
+from autotune.report import document, table
+from autotune.report.pairs import backward_pairs
+
+
+def board(*rows: Row, convention: str | None = "2·m·k·n") -> Board:
+    return Board(path=Path("b.parquet"), rows=tuple(ranked(rows)), flop_convention=convention)
+
+
+def compiled(bm: int | None, latency_ms: float, **columns: object) -> Row:
+    defaults: dict[str, object] = {
+        "evidence": "compiled", "latency_compiled_ms": latency_ms, "flops": 2_000_000_000,
+        "effective_tflops": 2 / latency_ms, "mfu": 2 / latency_ms / 1155, "spill_loads": 3,
+        "spill_stores": 4, "vmem_compiled_bytes": 3 << 20, "vmem_limit_bytes": 32 << 20,
+    }  # fmt: skip
+    return row({"bm": bm, "bk": None}, **{**defaults, **columns})
+
+
+def text(*boards: Board, top: int = 5) -> str:
+    file = io.StringIO()
+    table.write_markdown(boards, top=top, file=file)
+    return file.getvalue()
+
+
+def test_a_row_says_blocks_latency_with_evidence_mfu_vmem_spills_and_gain() -> None:
+    default = compiled(128, 4.0, is_default=True)
+    shown = text(board(compiled(512, 1.0), default))
+    assert "| 1 | bm=512 | 1.000 ms compiled | 0.2% | 2.0 | 3.0 / 32 MiB | 7 | 4.00x |" in shown
+    assert "| 2 * | bm=128 | 4.000 ms compiled |" in shown, "the default is marked"
+    assert "FLOPs: 2·m·k·n" in shown
+
+
+def test_the_default_is_shown_wherever_it_ranks() -> None:
+    rows = [compiled(n, float(n)) for n in range(1, 10)] + [compiled(99, 99.0, is_default=True)]
+    shown = text(board(*rows), top=2)
+    assert "| 10 * | bm=99 |" in shown
+    assert "bm=3 " not in shown
+
+
+def test_the_funnel_counts_every_candidate() -> None:
+    shown = text(
+        board(
+            compiled(1, 1.0),
+            row({"bm": 2}, status="pruned", reason="VMEM"),
+            row({"bm": 3}, status="oom", reason="VMEM", evidence="compiled"),
+            row({"bm": 4}, latency_model_ms=1.0),
+        )
+    )
+    assert (
+        "4 candidates: 1 pruned by the model, 1 out of memory by the compiler, "
+        "1 beyond the budget, 1 ranked"
+    ) in shown
+
+
+def test_a_board_without_a_winner_says_why() -> None:
+    shown = text(board(row({"bm": 2}, status="oom", reason="VMEM: used 70M of 64M")))
+    assert "no candidate survived; oom: VMEM: used 70M of 64M" in shown
+
+
+def test_a_default_that_failed_is_named_with_its_reason() -> None:
+    failed = row({"bm": 9}, status="oom", reason="VMEM: too much", is_default=True)
+    shown = text(board(compiled(1, 1.0), failed))
+    assert "default bm=9: VMEM: too much" in shown
+    assert "| – |" in shown, "no gain without a default to compare with"
+
+
+def test_dq_and_dkv_of_one_problem_stand_together() -> None:
+    dq = board(compiled(1, 2.0, kernel="flash_dq", problem_name="attention"))
+    dkv = board(compiled(1, 3.0, kernel="flash_dkv", problem_name="attention"))
+    other = board(compiled(1, 3.0, kernel="flash_dkv", device="v6e"))
+    assert len(backward_pairs([dq, dkv, other])) == 1
+    assert (
+        "**attention: dq + dkv on tpu7x**: 2.000 + 3.000 = 5.000 ms compiled, 0.8 TFLOP/s, MFU 0.1%"
+    ) in text(dq, dkv, other)
+    (pair,) = document.document([dq, dkv, other])["backward_pairs"]
+    assert pair["latency_ms"] == 5.0
+    assert pair["flops"] == 4_000_000_000
+    assert pair["mfu"] == pytest.approx(0.8 / 1155)
+
+
+def test_a_pair_of_unlike_evidence_is_not_added_up() -> None:
+    dq = board(compiled(1, 2.0, kernel="flash_dq"))
+    dkv = board(row({"bm": 1}, kernel="flash_dkv", latency_model_ms=1.0))
+    assert backward_pairs([dq, dkv]) == []
+
+
+def test_json_is_one_document_with_objects_and_no_nan() -> None:
+    file = io.StringIO()
+    document.write_json([board(compiled(1, 1.0))], top=None, file=file)
+    (problem,) = json.loads(file.getvalue())["problems"]
+    assert problem["rows"][0]["config"] == {"bk": None, "bm": 1}
+    assert problem["best"]["latency_ms"] == 1.0
+    assert problem["gain_over_default"] is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.device import Device
@@ -22,11 +22,11 @@ from autotune.vmem_model import (
 )
 
 if TYPE_CHECKING:
-    from autotune.call_record import PallasCall, Program, StepClass
+    from autotune.call_record import Dot, PallasCall, Program, StepClass
     from autotune.compiler.evidence import Schedule, ScopeUse
 
 __all__ = [
-    "Allocation", "Latency", "VmemBill", "compiled_latency", "effective_tflops", "mfu",
+    "Allocation", "Latency", "VmemBill", "compiled_latency", "effective_tflops", "matched", "mfu",
     "model_latency", "mxu_limit_cycles", "mxu_utilization", "rejection", "scope_cycles",
     "suspect_reason", "vmem_bill", "vmem_limit_bytes",
 ]  # fmt: skip
@@ -69,73 +69,111 @@ class Latency:
         return max(parts, key=lambda part: parts[part])
 
 
-def model_latency(program: Program, device: Device) -> Latency:
+def model_latency(
+    program: Program, device: Device, *, scope_counts: Mapping[str, int] | None = None
+) -> Latency:
     """Roofline plus step overhead, from the traced calls alone.
 
-    A step costs max(FLOPs / peak, HBM bytes / bandwidth) + overhead; a step that runs no scope
-    costs `skip_overhead_s` instead of `step_overhead_s`. Source of the form: the public v6e splash
-    sweep, where it ranks 16 block choices at Kendall τ 0.83 and the roofline alone at 0.18.
+    A step costs the longer of its copies and of FLOPs / peak + overhead; one that runs no scope
+    has `skip_overhead_s` instead of `step_overhead_s`.
+
+    Args:
+      scope_counts: executions over the grid of scopes that rest on run-time data
+        (`Kernel.scope_counts`); without, every step is assumed to run them.
     """
-    return _sum(_on_timeline(call, _flop_seconds(call, device), device) for call in program.calls)
+    return _sum(
+        _on_timeline(call, _flop_seconds(call, device), device, scope_counts or {})
+        for call in program.calls
+    )
 
 
-def compiled_latency(program: Program, schedules: Iterable[Schedule], device: Device) -> Latency:
+def compiled_latency(
+    program: Program,
+    schedules: Iterable[Schedule],
+    device: Device,
+    *,
+    scope_counts: Mapping[str, int] | None = None,
+) -> Latency:
     """The same timeline with the compiler's own cycles in place of FLOPs / peak.
 
     A scope costs `scope_cycles` each time it runs; the pipeline's own bundles run every step.
 
     Args:
-      schedules: one per call, in program order.
+      schedules: one per call, in program order; of calls the compiler merged, one.
+      scope_counts: as in `model_latency`.
 
     Raises:
       KernelError: the schedules are not those of the program's calls.
     """
     parts = []
-    for call, schedule in _matched(program, schedules):
+    for call, schedule in matched(program, schedules):
         seconds = {n: c / device.clock_hz for n, c in _run_cycles(call, schedule, device).items()}
         prologue_s = schedule.prologue_bundles / device.clock_hz
-        part = _on_timeline(call, seconds, device, prologue_s=prologue_s)
-        parts.append((part, round(part.compute_s * device.clock_hz)))
-    total = _sum(part for part, _ in parts)
-    return Latency(
-        total_s=total.total_s,
-        compute_s=total.compute_s,
-        transfer_s=total.transfer_s,
-        overhead_s=total.overhead_s,
-        cycles=sum(cycles for _, cycles in parts),
-        assumed=total.assumed,
-    )
+        parts.append(_on_timeline(call, seconds, device, scope_counts or {}, prologue_s=prologue_s))
+    total = _sum(parts)
+    return replace(total, cycles=round(total.compute_s * device.clock_hz))
 
 
 def _on_timeline(
-    call: PallasCall, run_s: Mapping[str, float], device: Device, *, prologue_s: float = 0.0
+    call: PallasCall,
+    run_s: Mapping[str, float],
+    device: Device,
+    scope_counts: Mapping[str, int],
+    *,
+    prologue_s: float = 0.0,
 ) -> Latency:
-    """The pipeline's timeline: compute overlaps the next copy in and the last copy out.
+    """The pipeline's timeline: a step's work overlaps the next copy in and the last copy out.
 
-    `run_s` is the time of one run of each scope; `PIPELINE` of one step outside any scope. The
-    cores of a device share its bandwidth and, along parallel axes, the steps.
+    `run_s` is the time of one run of each scope; `PIPELINE` of one step outside any scope. Along
+    parallel axes the cores of a device share the steps, and its bandwidth.
     """
+    known = {
+        s: n / call.grid_steps for s, n in scope_counts.items() if call.scopes.get(s, 0) is None
+    }
     total = compute = transfer = overhead = 0.0
     for step in call.classes:
         busy = run_s.get(PIPELINE, 0.0) + sum(
-            runs * run_s.get(scope, 0.0) for scope, runs in step.scopes.items()
+            known.get(scope, runs) * run_s.get(scope, 0.0) for scope, runs in step.scopes.items()
         )
-        moved = (step.next_in_bytes + step.prev_out_bytes) / device.copy_bytes_per_s
-        moved *= call.parallel_splits
+        moved = _copy_seconds(call, step, device)
         fixed = device.skip_overhead_s if _skipped(call, step) else device.step_overhead_s
-        total += step.steps * (max(busy, moved) + fixed)
+        total += step.steps * max(busy + fixed, moved)
         compute += step.steps * busy
         transfer += step.steps * moved
         overhead += step.steps * fixed
     edges_s = (call.fill_bytes + call.drain_bytes) / device.copy_bytes_per_s
-    share = call.repeats / call.parallel_splits
+    share = call.repeats * (call.core_steps or call.grid_steps) / max(1, call.grid_steps)
     return Latency(
         total_s=total * share + (edges_s + prologue_s) * call.repeats,
         compute_s=compute * share + prologue_s * call.repeats,
         transfer_s=transfer * share + edges_s * call.repeats,
         overhead_s=overhead * share,
-        assumed=tuple(sorted(name for name, runs in call.scopes.items() if runs is None)),
+        assumed=tuple(sorted(n for n, r in call.scopes.items() if r is None and n not in known)),
     )
+
+
+def _copy_seconds(call: PallasCall, step: StepClass, device: Device) -> float:
+    """Seconds a step's copies need: all bytes at the HBM's rate, or the slowest single copy.
+
+    Where the device's `dma_bytes_per_s` is known, a copy takes latency + bytes / rate however idle
+    the HBM is. An input copy has the steps its window has buffers ahead; an output copy has until
+    the next one of its window.
+    """
+    shared = (step.next_in_bytes + step.prev_out_bytes) / device.copy_bytes_per_s
+    slowest = shared * call.parallel_splits
+    if device.dma_bytes_per_s is None:
+        return slowest
+    for window in call.windows:
+        moving = step.next_in_bytes if window.role == "input" else step.prev_out_bytes
+        if not window.copies or not moving or window.memory != "vmem":
+            continue
+        size = min(moving, (window.bytes_moved or window.bytes_copied) / window.copies)
+        time_s = device.dma_latency_s + size / device.dma_bytes_per_s
+        if window.role == "input":
+            slowest = max(slowest, time_s / max(1, window.buffers - 1))
+        else:
+            slowest = max(slowest, time_s * window.copies / call.grid_steps)
+    return slowest
 
 
 def _skipped(call: PallasCall, step: StepClass) -> bool:
@@ -157,7 +195,7 @@ def _sum(parts: Iterable[Latency]) -> Latency:
 
 
 def _runs(call: PallasCall) -> dict[str, int]:
-    """Executions of each scope over the grid; assumed ones where the trace cannot tell."""
+    """Executions of each scope over the grid; every step where the trace cannot tell."""
     runs = {PIPELINE: call.grid_steps}
     for step in call.classes:
         for scope, count in step.scopes.items():
@@ -166,32 +204,30 @@ def _runs(call: PallasCall) -> dict[str, int]:
 
 
 def _flop_seconds(call: PallasCall, device: Device) -> dict[str, float]:
-    """Seconds of one run of each scope at peak; cores of a device each have their share of it."""
-    peak = _peak(call, device) / device.cores
+    """Seconds of one run of each scope at the peak of one core."""
     runs = _runs(call)
+    flop_s = _seconds_per_flop(call.dots, device) * device.cores
     return {
-        scope: flops / runs[scope] / peak
+        scope: flops / runs[scope] * flop_s
         for scope, flops in call.scope_flops.items()
         if runs.get(scope)
     }
 
 
-def _peak(call: PallasCall, device: Device) -> float:
-    """Peak for the dtype that most input bytes have; f32 as `_F32_PASSES` bf16 passes.
+def _seconds_per_flop(dots: Iterable[Dot], device: Device) -> float:
+    """1 / peak of the JAX device, with what the MXU adds to the products: zero padding and passes.
 
-    JAX's table has no f32 peak: the MXU multiplies bf16, and a f32 product at the precision that
-    reference numerics need (`HIGHEST`) is decomposed into six bf16 products
-    (jax.lax.Precision's documentation: "bf16_6x").
+    The MXU multiplies by tiles of its own size, so [m, k] · [k, n] costs as much as k and n rounded
+    up to it. JAX's table has no f32 peak: a f32 product is as many bf16 products as its precision
+    asks for (`Dot.passes`; the schedules' MXU rows agree).
     """
-    inputs = [w for w in call.windows if w.role == "input" and w.memory == "vmem"]
-    widest = max(inputs, key=lambda w: w.bytes_copied, default=None)
-    dtype = widest.dtype if widest else "bfloat16"
-    if dtype == "float32":
-        return device.peak_ops_per_s["bfloat16"] / _F32_PASSES
-    return device.peak(dtype) or device.peak_ops_per_s["bfloat16"]
-
-
-_F32_PASSES = 6
+    useful = spent = 0.0
+    for dot in dots:
+        rounded = [-(-size // device.mxu_size) * device.mxu_size for size in (dot.k, dot.n)]
+        peak = device.peak(dot.dtype) or device.peak_ops_per_s["bfloat16"]
+        useful += 2 * dot.m * dot.k * dot.n * dot.count
+        spent += 2 * dot.m * math.prod(rounded) * dot.passes * dot.count / peak
+    return spent / useful if useful else 1 / device.peak_ops_per_s["bfloat16"]
 
 
 def mxu_limit_cycles(use: ScopeUse, device: Device) -> int:
@@ -226,35 +262,44 @@ def _run_cycles(call: PallasCall, schedule: Schedule, device: Device) -> dict[st
     return cycles
 
 
-def _matched(program: Program, schedules: Iterable[Schedule]) -> list[tuple[PallasCall, Schedule]]:
-    schedules = tuple(schedules)
-    names = [call.name for call in program.calls]
-    if names != [schedule.name for schedule in schedules]:
+def matched(program: Program, schedules: Iterable[Schedule]) -> list[tuple[PallasCall, Schedule]]:
+    """Calls with their schedules, in order. A call the compiler merged with another has none.
+
+    Raises:
+      KernelError: a schedule belongs to no call.
+    """
+    left = list(schedules)
+    pairs = [(call, left.pop(0)) for call in program.calls if left and left[0].name == call.name]
+    if left:
         raise KernelError(
-            f"the compiler's schedules {[s.name for s in schedules]} are not those of the traced"
-            f" calls {names}"
+            f"the compiler's schedules {[s.name for s in left]} are of no traced call; those are"
+            f" {[call.name for call in program.calls]}"
         )
-    return list(zip(program.calls, schedules, strict=True))
+    return pairs
 
 
 def mxu_utilization(
-    program: Program, schedules: Iterable[Schedule], device: Device
+    program: Program,
+    schedules: Iterable[Schedule],
+    device: Device,
+    *,
+    scope_counts: Mapping[str, int] | None = None,
 ) -> float | None:
     """MXU limit / cycles of the steady step: the scope with the most cycles over the program.
 
     1.0 is a step that keeps every matrix unit busy. None where no scope was compiled.
+    `scope_counts` and errors as in `compiled_latency`.
     """
-    best: tuple[float, float] | None = None
-    for call, schedule in _matched(program, schedules):
-        runs = _runs(call)
+    shares = {}
+    for call, schedule in matched(program, schedules):
+        counts = {s: n for s, n in (scope_counts or {}).items() if call.scopes.get(s, 0) is None}
+        runs = _runs(call) | counts
         cycles = _run_cycles(call, schedule, device)
         for name, use in schedule.scopes.items():
-            if not scope_cycles(use, device):
-                continue
-            spent = cycles[name] * runs.get(name, 0) * call.repeats
-            share = mxu_limit_cycles(use, device) / scope_cycles(use, device)
-            best = max(best or (0.0, 0.0), (spent, share))
-    return best[1] if best else None
+            if scope_cycles(use, device):
+                spent = cycles[name] * runs.get(name, 0) * call.repeats
+                shares[spent] = mxu_limit_cycles(use, device) / scope_cycles(use, device)
+    return shares[max(shares)] if shares else None
 
 
 def effective_tflops(flops: int, latency_s: float) -> float:

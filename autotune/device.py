@@ -42,6 +42,12 @@ class Device:
       hbm_efficiency: share of that peak a copy reaches. Source: 8 GiB copied on tpu7x at 3.21e12
         B/s, read and write together (AI-Hypercomputer accelerator-microbenchmarks, Ironwood,
         hbm.md); the other chips take tpu7x's for want of their own.
+      dma_bytes_per_s, dma_latency_s: rate of one copy on its own and the time before its first
+        byte; None and 0 where nobody measured. Source (tpu7x): two published Ironwood matmuls
+        (blocks 512 and 1024 cubed, one copy of 0.5 and 2 MiB an operand and step: 1.148 and 3.333
+        us a step). They put the same kernel with blocking copies at 6.7 us a step; it took 6.8.
+      spill_from: (k, n) from which a matrix product with a loaded left block spills most of that
+        block (docs/vmem-and-latency-model.md).
       peak_ops_per_s: dtype name -> peak multiply-add throughput (2 ops each) per JAX device.
       matmul_dtypes: operand dtypes the MXU multiplies, from `TpuInfo.is_matmul_supported`.
       step_overhead_s: fixed cost of a grid step; `skip_overhead_s`: of a step that does nothing.
@@ -63,6 +69,9 @@ class Device:
     hbm_bytes: int
     hbm_bytes_per_s: float
     hbm_efficiency: float
+    dma_bytes_per_s: float | None
+    dma_latency_s: float
+    spill_from: tuple[int, int]
     peak_ops_per_s: dict[str, float]
     matmul_dtypes: frozenset[str]
     step_overhead_s: float
@@ -114,6 +123,7 @@ DEVICES: dict[str, Device] = {
             num_mxus=4, mxu_size=128, vmem_bytes=16 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=0, parks_operands=False,
             hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.23e12, hbm_efficiency=0.87,
+            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(512, 512),
             peak_ops_per_s={"bfloat16": 2.75e14},
             matmul_dtypes=frozenset({"float32", "bfloat16"}),
             step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
@@ -123,6 +133,7 @@ DEVICES: dict[str, Device] = {
             num_mxus=4, mxu_size=128, vmem_bytes=128 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=0, parks_operands=False,
             hbm_bytes=17_200_000_000, hbm_bytes_per_s=8.2e11, hbm_efficiency=0.87,
+            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(512, 512),
             peak_ops_per_s={"bfloat16": 1.97e14, "int8": 3.94e14, "int4": 7.88e14},
             matmul_dtypes=_FP8_5_6,
             step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
@@ -132,6 +143,7 @@ DEVICES: dict[str, Device] = {
             num_mxus=4, mxu_size=128, vmem_bytes=64 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=64 * KIB, parks_operands=False,
             hbm_bytes=103_000_000_000, hbm_bytes_per_s=2.46e12, hbm_efficiency=0.87,
+            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(512, 512),
             peak_ops_per_s={"bfloat16": 4.59e14, "int8": 9.18e14, "int4": 1.84e15},
             matmul_dtypes=_FP8_5_6,
             step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
@@ -141,6 +153,7 @@ DEVICES: dict[str, Device] = {
             num_mxus=2, mxu_size=256, vmem_bytes=128 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=32 * MIB, reserved_vmem_bytes=64 * KIB, parks_operands=False,
             hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.64e12, hbm_efficiency=0.87,
+            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(1024, 512),
             peak_ops_per_s={
                 "bfloat16": 9.2e14, "int8": 1.84e15, "int4": 3.68e15,
                 "float8_e5m2": 9.2e14, "float8_e4m3b11fnuz": 9.2e14,
@@ -153,12 +166,13 @@ DEVICES: dict[str, Device] = {
             num_mxus=2, mxu_size=256, vmem_bytes=64 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=32 * MIB, reserved_vmem_bytes=0, parks_operands=True,
             hbm_bytes=103_000_000_000, hbm_bytes_per_s=3.7e12, hbm_efficiency=0.87,
+            dma_bytes_per_s=7.2e11, dma_latency_s=0.42e-6, spill_from=(1024, 1024),
             peak_ops_per_s={
                 "bfloat16": 1.155e15, "float8_e4m3fn": 2.3e15, "float8_e5m2": 2.3e15,
             },
             matmul_dtypes=frozenset({"float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"}),
             step_overhead_s=0.7e-6, skip_overhead_s=0.3e-6,
-            overhead_source="step: fitted to four published Ironwood timings; skip: v6e's",
+            overhead_source="step: fitted to 3 published Ironwood attention timings; skip: v6e's",
         ),
     )
 }  # fmt: skip

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from autotune.device import MIB, Device
 
 if TYPE_CHECKING:
-    from autotune.call_record import PallasCall, Program, Window
+    from autotune.call_record import Dot, PallasCall, Program, Window
 
 KINDS = ("window", "scratch", "temporary")
+REGISTERS_BYTES = 64 * 8 * 128 * 4
+"""The vector registers of a TensorCore: 64 of 8 × 128 words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +102,24 @@ def vmem_bill(call: PallasCall, device: Device) -> VmemBill:
         for s in call.scratch
         if s.memory == "vmem" and s.bytes
     )
-    temporaries = Allocation(name="temporaries", kind="temporary", bytes=call.temporaries_bytes)
+    spilled = max((_spilled_bytes(dot, device) for dot in call.dots), default=0)
+    temporaries = Allocation(
+        name="temporaries", kind="temporary", bytes=max(call.temporaries_bytes, spilled)
+    )
     return VmemBill(allocations=(*windows, *scratch, temporaries))
+
+
+def _spilled_bytes(dot: Dot, device: Device) -> int:
+    """Least register spill of a matrix product whose left block is loaded; 0 where in doubt.
+
+    The compiler loads the left block once and keeps it for every pass over the columns, far beyond
+    the registers. Measured (docs/vmem-and-latency-model.md): m · k · itemsize less at most 192 KiB,
+    wherever k and n reach `device.spill_from`; less the whole register file is what counts here.
+    """
+    k_from, n_from = device.spill_from
+    if not dot.loaded or dot.bits != 16 or dot.k < k_from or dot.n < n_from:
+        return 0
+    return max(0, dot.m * dot.k * dot.bits // 8 - REGISTERS_BYTES)
 
 
 def _may_be_parked(window: Window, device: Device, spare_bytes: int) -> bool:

@@ -249,6 +249,8 @@ def number(*, positive: bool) -> Option:
 REGISTRY: dict[str, str] = {
     "matmul": "autotune.kernels.matmul",
     "flash_fwd": "autotune.kernels.flash_fwd",
+    "flash_dq": "autotune.kernels.flash_dq",
+    "flash_dkv": "autotune.kernels.flash_dkv",
 }
 
 

@@ -213,6 +213,10 @@ class Softmax:
     def _base(self) -> float:
         return LOG2_E if self.use_exp2 else 1.0
 
+    def scaled(self, gradient: jax.Array) -> jax.Array:
+        """dq or dk of its sum over ds / scale: the factor once a row, not once a pair."""
+        return gradient * self.scale
+
     def exponent(self, lse: jax.Array) -> jax.Array:
         """lse in the base of the exponential: done once a row, not once a pair."""
         return lse * self._base if self.use_exp2 else lse
@@ -281,6 +285,11 @@ class Operands:
             return key <= cut.delta - tile.kv  # type: ignore[no-any-return]
         query = lax.broadcasted_iota(jnp.int32, shape, 1 - kv_axis)
         return key - query <= cut.delta + tile.q - tile.kv  # type: ignore[no-any-return]
+
+
+def q_head(kv_head: Any, member: Any, group: int) -> Any:
+    """The q head that is the `member`-th of a kv head's group."""
+    return kv_head * group + member
 
 
 def _column(row: jax.Array) -> jax.Array:

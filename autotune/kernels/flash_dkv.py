@@ -36,6 +36,7 @@ from autotune.kernels.flash_bwd import (
     checked_shape,
     dot,
     padded,
+    q_head,
     row_vector,
 )
 from autotune.kernels.flash_bwd_problem import (
@@ -150,7 +151,7 @@ def _kernel(
         with jax.named_scope("finalize"):
             dk, dv = dk_acc_ref[...], dv_acc_ref[...]
             dk, dv = (dk.T, dv.T) if transposed else (dk, dv)
-            dk_ref[...] = (dk * softmax.scale).astype(dk_ref.dtype)
+            dk_ref[...] = softmax.scaled(dk).astype(dk_ref.dtype)
             dv_ref[...] = dv.astype(dv_ref.dtype)
 
 
@@ -203,10 +204,10 @@ def flash_dkv(
         return jnp.maximum(i, first)
 
     def q_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
-        return batch, kv_head * shape.group + member, seen(i, j), 0
+        return batch, q_head(kv_head, member, shape.group), seen(i, j), 0
 
     def row_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
-        return batch, kv_head * shape.group + member, 0, seen(i, j)
+        return batch, q_head(kv_head, member, shape.group), 0, seen(i, j)
 
     def kv_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
         return batch, kv_head, j, 0
@@ -219,7 +220,7 @@ def flash_dkv(
         return pltpu.VMEM(size, jnp.float32)
 
     d, dv = shape.head_dim_qk, shape.head_dim_v
-    softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap, use_exp2=use_exp2)
+    softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap or None, use_exp2=use_exp2)
     call = pl.pallas_call(
         functools.partial(
             _kernel, blocks=blocks, group=shape.group, softmax=softmax, transposed=transposed

@@ -36,6 +36,7 @@ from autotune.kernels.flash_bwd import (
     checked_shape,
     dot,
     padded,
+    q_head,
     row_vector,
 )
 from autotune.kernels.flash_bwd_problem import (
@@ -138,7 +139,7 @@ def _kernel(
     def _() -> None:
         with jax.named_scope("finalize"):
             acc = acc_ref[...].T if transposed else acc_ref[...]
-            dq_ref[...] = (acc * softmax.scale).astype(dq_ref.dtype)
+            dq_ref[...] = softmax.scaled(acc).astype(dq_ref.dtype)
 
 
 def flash_dq(
@@ -185,10 +186,10 @@ def flash_dq(
     q_rows, kv_rows = blocks.q_blocks * blocks.block_q, blocks.kv_blocks * blocks.block_kv
 
     def q_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return batch, kv_head * shape.group + member, i, 0
+        return batch, q_head(kv_head, member, shape.group), i, 0
 
     def row_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return batch, kv_head * shape.group + member, 0, i
+        return batch, q_head(kv_head, member, shape.group), 0, i
 
     def kv_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
         # A skipped block asks for block 0, which the next query block starts with.
@@ -199,7 +200,7 @@ def flash_dq(
         return pl.BlockSpec((None, None, rows, columns), at)
 
     d, dv = shape.head_dim_qk, shape.head_dim_v
-    softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap, use_exp2=use_exp2)
+    softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap or None, use_exp2=use_exp2)
     call = pl.pallas_call(
         functools.partial(_kernel, blocks=blocks, softmax=softmax, transposed=transposed),
         name="flash_dq",

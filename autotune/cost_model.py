@@ -22,7 +22,7 @@ from autotune.vmem_model import (
 )
 
 if TYPE_CHECKING:
-    from autotune.call_record import Dot, PallasCall, Program, StepClass
+    from autotune.call_record import Dot, PallasCall, Program, StepClass, Window
     from autotune.compiler.evidence import Schedule, ScopeUse
 
 __all__ = [
@@ -163,17 +163,21 @@ def _copy_seconds(call: PallasCall, step: StepClass, device: Device) -> float:
     slowest = shared * call.parallel_splits
     if device.dma_bytes_per_s is None:
         return slowest
-    for window in call.windows:
-        moving = step.next_in_bytes if window.role == "input" else step.prev_out_bytes
-        if not window.copies or not moving or window.memory != "vmem":
-            continue
-        size = min(moving, (window.bytes_moved or window.bytes_copied) / window.copies)
+    for window in _moving(call, "input", step.next_in_copies):
+        size = min(step.next_in_bytes, window.bytes_moved / window.copies)
         time_s = device.dma_latency_s + size / device.dma_bytes_per_s
-        if window.role == "input":
-            slowest = max(slowest, time_s / max(1, window.buffers - 1))
-        else:
-            slowest = max(slowest, time_s * window.copies / call.grid_steps)
+        slowest = max(slowest, time_s / max(1, window.buffers - 1))
+    for window in _moving(call, "output", step.prev_out_copies):
+        size = min(step.prev_out_bytes, window.bytes_moved / window.copies)
+        time_s = device.dma_latency_s + size / device.dma_bytes_per_s
+        slowest = max(slowest, time_s * window.copies / call.grid_steps)
     return slowest
+
+
+def _moving(call: PallasCall, role: str, number: int) -> list[Window]:
+    """The `number` windows of a role that are copied most often."""
+    copied = [w for w in call.windows if w.role == role and w.memory != "hbm" and w.copies]
+    return sorted(copied, key=lambda w: -w.copies)[:number]
 
 
 def _skipped(call: PallasCall, step: StepClass) -> bool:

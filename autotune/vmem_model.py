@@ -123,12 +123,12 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
 
 
 def _may_be_parked(window: Window, device: Device, spare_bytes: int) -> bool:
-    """Whether XLA may hold the whole input in VMEM, so that the kernel allocates no window.
+    """Whether XLA may hold the whole operand in VMEM, so that the kernel allocates no window.
 
-    Seen on tpu7x only, for inputs that fit into the VMEM outside the kernel's limit (16 MiB beside
-    a limit of 32 MiB, not 24; never an output, never on v6e).
+    Seen on tpu7x only, for operands that fit into the VMEM outside the kernel's limit: inputs up
+    to 22 MiB beside a limit of 32 MiB, not 24; outputs where another XLA operation reads them.
     """
-    return device.parks_operands and window.role == "input" and _array_bytes(window) <= spare_bytes
+    return device.parks_operands and _array_bytes(window) < spare_bytes
 
 
 def _array_bytes(window: Window) -> int:

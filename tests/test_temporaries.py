@@ -21,6 +21,8 @@ QUARTER = MIB // 4
         (512, 2048, True, 2 * MIB - QUARTER),
         (256, 256, True, 0),
         (512, 512, False, 0),
+        (4096, 256, False, 0),
+        (4096, 256, True, 2 * MIB - QUARTER),
     ],
 )
 def test_a_score_tile_counts_half_less_the_registers_and_thrice_those_when_it_only_streams(
@@ -90,3 +92,14 @@ def test_two_tiles_that_meet_before_the_next_dot_are_both_held() -> None:
         return weigh(jnp.exp(scores(q, k)) * (scores(k, q) - 1.0), k)
 
     assert tile(step) == 8 * MIB - QUARTER
+
+
+def test_a_batched_tile_counts_one_member_of_the_batch() -> None:
+    def step(q: Any, k: Any) -> Any:
+        left = q[...].reshape(2, 1024, 128)
+        right = k[...].reshape(2, 1024, 128)
+        s = jnp.einsum("bqd,bkd->bqk", left, right, preferred_element_type=F32)
+        p = jnp.exp(s - jnp.max(s, axis=2, keepdims=True)).astype(BF16)
+        return jnp.einsum("bqk,bkd->bqd", p, right, preferred_element_type=F32).reshape(2048, 128)
+
+    assert tile(step) == 2 * MIB - QUARTER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from autotune.traced.jaxprs import called_jaxpr, open_jaxpr
 
 REGISTERS_BYTES = 64 * 8 * 128 * 4
 """The vector registers of a TensorCore: 64 of 8 × 128 words."""
+STREAMED_DEPTH = 512
+"""A contraction below this goes through the matrix unit in one pass, and nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,16 @@ def temporaries_bytes(body: Any) -> int:
 
     * its own reduction goes back into it before the second dot (online softmax), or another
       whole dot result meets it (dS = P · (dP - di) of a backward pass): T / 2 less the registers;
-    * it only streams through (a constant in place of the maximum): T / 2 less three times the
-      registers;
+    * it only streams through (a constant in place of the maximum) and the second dot contracts at
+      least 512 of it: T / 2 less three times the registers;
     * anything else (a matmul adding into its accumulator, a sum of exponentials): nothing.
 
     Measured as "size needed - windows - scratch" by the compiler's own refusals with 0.25 - 8 MiB
-    tiles on v5e, v6e and tpu7x, jax 0.10.2 and 0.12.0.1: online softmax needs 0.58 - 1.07 T, a
+    tiles on v5e, v6e and tpu7x, jax 0.10.2 and 0.12.0.1: online softmax needs 0.58 - 2.9 T, a
     backward step nothing at 256 KiB and 0.75 - 2.0 T above, the streaming form nothing up to 1 MiB
-    and 0.23 - 0.88 T above. `tests/test_allocations.py` repeats
-    it; a matmul's accumulation needed 0 - 0.6 T, by no rule that could be trusted.
+    or where 128 or 256 are contracted, and 0.23 - 0.95 T otherwise. A matmul's accumulation needed
+    0 - 2 T, by no rule that could be trusted. `tests/test_allocations.py` repeats it in small. Of
+    a batched dot T is one member's: the compiler may work through the batch.
     """
     sizes = [0]
     _walk(open_jaxpr(body)[0], [{} for _ in open_jaxpr(body)[0].invars], sizes)
@@ -62,9 +66,13 @@ def _walk(jaxpr: Any, args: Sequence[_Origins], sizes: list[int]) -> list[_Origi
         results: Sequence[_Origins] = [{} for _ in eqn.outvars]
         name = eqn.primitive.name
         if name == "dot_general":
-            sizes.extend(_needed(source) for source in sources)
+            contracted = eqn.params["dimension_numbers"][0]
+            for atom, source, axes in zip(eqn.invars, sources, contracted, strict=True):
+                depth = math.prod(atom.aval.shape[axis] for axis in axes)
+                sizes.append(_needed(source, depth))
             result = eqn.outvars[0].aval
-            size = tile_bytes(result.shape, int(result.dtype.itemsize) * 8)
+            batch = len(eqn.params["dimension_numbers"][1][0])
+            size = tile_bytes(result.shape[batch:], int(result.dtype.itemsize) * 8)
             results = [{id(eqn): _Origin(id(eqn), size, True, False)}]
         elif name == "cond":
             for branch in eqn.params["branches"]:
@@ -98,9 +106,11 @@ def _through(name: str, sources: Sequence[_Origins]) -> _Origins:
     return merged
 
 
-def _needed(operand: _Origins) -> int:
-    """The rule of `temporaries_bytes` for one operand of a dot."""
+def _needed(operand: _Origins, depth: int) -> int:
+    """The rule of `temporaries_bytes` for one operand of a dot that contracts `depth` of it."""
     tiles = [origin for origin in operand.values() if origin.whole]
     held = len(tiles) > 1 or any(tile.reduced for tile in tiles)
+    if not held and depth < STREAMED_DEPTH:
+        return 0
     registers = REGISTERS_BYTES if held else 3 * REGISTERS_BYTES
     return max((tile.size // 2 - registers for tile in tiles), default=0)

@@ -106,10 +106,6 @@ class Device:
         """Peak multiply-add ops/s per JAX device for operands of `dtype`; None where unknown."""
         return self.peak_ops_per_s.get(dtype)
 
-    def sublanes(self, bits: int) -> int:
-        """Rows of one native VMEM tile for elements of `bits` bits: 8 · (32 / bits), at least 8."""
-        return 8 * max(1, 32 // bits)
-
 
 _FP8_5_6 = frozenset({"float32", "bfloat16", "int8", "int4", "float8_e5m2", "float8_e4m3b11fnuz"})
 _V6E_FIT = "fitted to 16 JAX splash block choices measured on v6e (docs/architecture.md)"

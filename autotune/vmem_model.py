@@ -112,14 +112,19 @@ def vmem_bill(call: PallasCall, device: Device) -> VmemBill:
 def _spilled_bytes(dot: Dot, device: Device) -> int:
     """Least register spill of a matrix product whose left block is loaded; 0 where in doubt.
 
-    The compiler loads the left block once and keeps it for every pass over the columns, far beyond
-    the registers. Measured (docs/vmem-and-latency-model.md): m · k · itemsize less at most 192 KiB,
-    wherever k and n reach `device.spill_from`; less the whole register file is what counts here.
+    The compiler loads the left block, L bytes, once and keeps it for every pass over the columns,
+    far beyond the registers; for f32 at the highest precision it keeps the bf16 parts it splits it
+    into. Measured (docs/vmem-and-latency-model.md): bf16 needs L less at most 192 KiB wherever k
+    and n reach `device.spill_from`; f32 4.2 L and more up to v6e and 0.9 L on tpu7x. Other widths
+    may need nothing.
     """
     k_from, n_from = device.spill_from
-    if not dot.loaded or dot.bits != 16 or dot.k < k_from or dot.n < n_from:
-        return 0
-    return max(0, dot.m * dot.k * dot.bits // 8 - REGISTERS_BYTES)
+    held = dot.m * dot.k * dot.bits // 8
+    if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from:
+        return max(0, held - REGISTERS_BYTES)
+    if dot.loaded and dot.passes == 6 and dot.k >= 512 and dot.n >= 256:
+        return max(0, (held // 2 if device.generation >= 7 else 2 * held) - REGISTERS_BYTES)
+    return 0
 
 
 def _may_be_parked(window: Window, device: Device, spare_bytes: int) -> bool:

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune import device as devices
 from autotune import leaderboard
 from autotune.compiler import pool as compilers
 from autotune.config import Config, ProblemSpec
-from autotune.errors import NoCompilerError, NoTpuError
+from autotune.errors import InputError, NoCompilerError, NoTpuError
 from autotune.kernels import base
 from autotune.leaderboard import Board
+from autotune.problem import Problem
 from autotune.progress import Progress
 from autotune.search.prune import Stages
-from autotune.search.space import candidates
+from autotune.search.space import Space
+from autotune.search.space import of as space_of
 from autotune.search.study import Budget, explore
 
 DEFAULT_TRIALS = 48
@@ -50,17 +51,37 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
     """
     leaderboard.check_writable(plan.results)
     compiling = _reach(plan, progress) == "compile"
-    specs = {spec.problem: spec for config in configs for spec in config.problems}
+    spaces = _spaces(configs, progress)
     with Stages.open(jobs=plan.jobs, timeout_s=plan.timeout_s, fresh=plan.fresh,
                      progress=progress) as stages:  # fmt: skip
-        return [_sweep(spec, plan, stages, compiling=compiling) for spec in specs.values()]
+        return [
+            _sweep(spec, space, plan, stages, compiling=compiling) for spec, space in spaces
+        ]
 
 
-def _sweep(spec: ProblemSpec, plan: Plan, stages: Stages, *, compiling: bool) -> Board:
+def _spaces(configs: Sequence[Config], progress: Progress) -> list[tuple[ProblemSpec, Space]]:
+    """Each distinct problem with its space, all made before the first candidate is judged."""
+    specs: dict[Problem, ProblemSpec] = {}
+    for config in configs:
+        for sentence in config.duplicates:
+            progress.note(f"autotune: {sentence}")
+        for spec in config.problems:
+            first = specs.setdefault(spec.problem, spec)
+            asked, before = ((s.space, s.trials, s.seconds) for s in (spec, first))
+            if asked != before:
+                raise InputError(
+                    f"{spec.where}: the same problem with another space or budget is at "
+                    f"{first.where}"
+                )
+    return [(spec, space_of(spec)) for spec in specs.values()]
+
+
+def _sweep(
+    spec: ProblemSpec, space: Space, plan: Plan, stages: Stages, *, compiling: bool
+) -> Board:
     kernel = base.load(spec.problem.kernel)
-    device = devices.get(spec.problem.device)
     judge = stages.judge(kernel, spec.problem)
-    judged = stages.model(judge, candidates(kernel, spec.problem, device, spec.space))
+    judged = stages.model(judge, space)
     rows = {j.candidate: j.row for j in judged}
     if compiling:
         budget = Budget(
@@ -74,7 +95,7 @@ def _sweep(spec: ProblemSpec, plan: Plan, stages: Stages, *, compiling: bool) ->
             budget=budget,
             seed=plan.seed,
         )
-    path = leaderboard.path_of(plan.results, device.name, kernel.name, spec.problem.key)
+    path = leaderboard.path_of(plan.results, spec.problem.device, kernel.name, spec.problem.key)
     return leaderboard.merge(
         path,
         list(rows.values()),

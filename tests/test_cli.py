@@ -149,3 +149,30 @@ def test_version_names_jax_and_libtpu(capsys: pytest.CaptureFixture[str]) -> Non
     _, out, _ = call(capsys, "--version")
     assert out.startswith("autotune ")
     assert " jax 0." in out
+
+
+def test_a_space_without_a_legal_candidate_names_its_line_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    attention = (
+        "  - kernel: flash_fwd\n    shape: {q_heads: 1, kv_heads: 1, q_len: 1024, kv_len: 1024, "
+        "head_dim_qk: 128, head_dim_v: 128}\n    space: {block_kv: 512, block_kv_compute: 384}\n"
+    )
+    Path("c.yaml").write_text(MATMUL + attention)
+    status, out, err = call(capsys, "sweep", "c.yaml", "--until", "model")
+    assert (status, out) == (2, "")
+    assert err.startswith("autotune: c.yaml:7: problems[1].space: leaves no legal candidate")
+    assert not Path("results").exists()
+
+
+def test_one_problem_in_two_files_must_ask_for_one_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(MATMUL)
+    Path("b.yaml").write_text(MATMUL + "    space: {bm: 128}\n")
+    status, _, err = call(capsys, "sweep", "a.yaml", "b.yaml", "--until", "model")
+    assert status == 2
+    assert err.startswith("autotune: b.yaml:5: ")
+    assert "another space or budget is at a.yaml:3" in err

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -90,14 +90,17 @@ def run(module: ModuleType, problem: Problem, config: dict[str, int], arrays: An
 def errors(
     module: ModuleType, problem: Problem, config: dict[str, int], arrays: Any
 ) -> list[float]:
-    """Largest difference from the reference, over the reference's largest value, per gradient."""
+    """Largest difference from the reference, over the reference's largest value, per gradient.
+
+    At least 0.1: where every row sees one key, terms of that size cancel to a gradient of 0.
+    """
     found = run(module, problem, config, arrays)
     expected = jax.tree.leaves(module.KERNEL.reference(problem, *arrays))
     assert [x.shape for x in found] == [x.shape for x in expected], "shapes of the gradients"
     worst = []
     for got, want in zip(found, expected, strict=True):
         assert np.isfinite(got).all(), "a gradient is not finite"
-        worst.append(np.abs(got - want).max() / max(np.abs(want).max(), 1e-30))
+        worst.append(np.abs(got - want).max() / max(np.abs(want).max(), 0.1))
     return worst
 
 
@@ -160,13 +163,10 @@ def test_gradients_are_those_of_the_reference_over_many_problems(module, case, s
     check(module, problem_of(module, **keywords), config_of(module, **blocks), seed=seed)
 
 
-@drawn(6)
-@given(
-    causal=st.booleans(),
-    cap=st.sampled_from([None, 1.5]),
-    lengths=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+@pytest.mark.parametrize(
+    ("causal", "cap", "lengths"),
+    [(False, None, (5, 8)), (True, None, (8, 9)), (True, 1.5, (9, 4))],
 )
-@example(causal=True, cap=1.5, lengths=(9, 4))
 def test_the_reference_is_the_derivative_of_float64_attention(causal, cap, lengths):
     problem = problem_of(
         flash_dq, q_len=lengths[0], kv_len=lengths[1], causal=causal, logit_soft_cap=cap
@@ -185,9 +185,9 @@ def test_the_reference_is_the_derivative_of_float64_attention(causal, cap, lengt
         return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
 
     with jax.enable_x64(True):
-        out, pull = jax.vjp(attention, *(jnp.asarray(x) for x in (q, k, v)))
-        expected = pull(jnp.asarray(do))
-        assert out.dtype == jnp.float64
+        gradients = jax.jit(lambda do, *qkv: jax.vjp(attention, *qkv)[1](do))
+        expected = gradients(*(jnp.asarray(x) for x in (do, q, k, v)))
+        assert {x.dtype for x in expected} == {jnp.dtype("float64")}
     for got, want in zip(reference_gradients(problem, q, k, v, do), expected, strict=True):
         np.testing.assert_allclose(got, np.asarray(want), atol=1e-13, rtol=1e-11)
 

@@ -184,6 +184,20 @@ class TestWorkers:
         )
         assert found[1].libtpu_version
 
+    def test_a_candidate_that_exits_or_scribbles_costs_one_candidate(self, pool):
+        found = [c for _, c in pool.run([task("exit"), task("scribble"), task()])]
+        assert [c.status for c in found] == ["failed", "crashed", "ok"]
+        assert found[0].reason == "SystemExit: 3"
+        assert found[1].reason == "the worker's answer was overwritten by something else"
+
+    def test_a_worker_killed_while_idle_costs_no_candidate(self, pool):
+        list(pool.run([task("value error")]))
+        for worker in workers():
+            worker.kill()
+            worker.wait()
+        ((_, compiled),) = pool.run([task()])
+        assert compiled.status == "ok", compiled.reason
+
     def test_c2_a_hanging_candidate_is_a_timeout_and_what_it_started_is_gone(
         self, tmp_path, monkeypatch
     ):

@@ -60,6 +60,8 @@ class WorkerProcess:
 
         Raises NoCompilerError when the worker itself cannot start, StoppedError after `stop`.
         """
+        if self._process is not None and self._process.poll() is not None:
+            self._reap()  # it was killed while it had nothing to do
         if self._process is None:
             self._start(task)
         started = time.perf_counter()
@@ -69,6 +71,10 @@ class WorkerProcess:
         except _EndedError:
             verdict = crash(self._stderr_text(), self._reap())
             return self._lost(started, verdict)
+        except json.JSONDecodeError:
+            self.kill()
+            reason = "the worker's answer was overwritten by something else"
+            return self._lost(started, Verdict(status="crashed", reason=reason))
         except TimeoutError:
             self.kill()
             reason = f"tracing and compiling took longer than {self.timeout_s:g} s"

@@ -63,7 +63,7 @@ class Compiler:
             verdict = Verdict(status="failed", reason=str(error))
         except _RefusedError as error:
             verdict = Verdict(status="unsupported", reason=str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             verdict = classify(error)
         finally:
             self._empty_dump()

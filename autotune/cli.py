@@ -27,12 +27,17 @@ INTERRUPTED = 130
 class _OneLineErrors(TyperGroup):
     """Every error a user can cause is one line on stderr and the exit status of its kind."""
 
-    def main(
-        self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        **more: Any,
     ) -> Any:
         words = list(sys.argv[1:] if args is None else args)
         try:
-            status = super().main(words, *rest, standalone_mode=False, **more)
+            status = super().main(words, prog_name, standalone_mode=False, **more)
         except TyperException as error:
             _complain(_usage_text(error, words))
             status = error.exit_code
@@ -255,7 +260,10 @@ def devices() -> None:
         peaks = ", ".join(f"{k} {v / 1e12:.0f}" for k, v in d.peak_ops_per_s.items())
         print(f"{d.name}  ({d.kind!r}, {d.cores} TensorCore{'s' * (d.cores > 1)} a JAX device)")
         print(f"  peak TFLOP/s  {peaks}\n  HBM           {d.hbm_bytes / 1e9:.1f} GB, ", end="")
-        print(f"{d.hbm_bytes_per_s / 1e9:.0f} GB/s\n  VMEM          {d.vmem_bytes // MIB} MiB, ", end="")
+        print(
+            f"{d.hbm_bytes_per_s / 1e9:.0f} GB/s\n  VMEM          {d.vmem_bytes // MIB} MiB, ",
+            end="",
+        )
         print(f"{d.scoped_vmem_bytes // MIB} MiB unless raised")
         print(f"  grid step     {d.step_overhead_s * 1e6:.1f} µs ({d.overhead_source})")
 
@@ -294,10 +302,14 @@ def _stored(results: Path) -> list[Board]:
 
 def _matches(board: Board, text: str) -> bool:
     first = board.rows[0]
-    return any(text in (field or "") for field in (first.problem_name, first.kernel, board.path.stem))
+    return any(
+        text in (field or "") for field in (first.problem_name, first.kernel, board.path.stem)
+    )
 
 
-def _write(boards: Sequence[Board], format: Format, *, top: int | None, output: Path | None) -> None:
+def _write(
+    boards: Sequence[Board], format: Format, *, top: int | None, output: Path | None
+) -> None:
     from autotune.report import document, table
 
     with _opened(output) as file:

@@ -10,7 +10,7 @@ from typing import IO
 
 from autotune import leaderboard
 from autotune.candidate import Candidate
-from autotune.compiler import pool as compilers
+from autotune.compiler import environment
 from autotune.errors import AutotuneError, InputError
 from autotune.kernels import base
 from autotune.leaderboard import Board, Row
@@ -85,9 +85,7 @@ def write_table(verdicts: Sequence[Verdict], file: IO[str]) -> None:
 
 def write_json(verdicts: Sequence[Verdict], file: IO[str]) -> None:
     """One JSON document: `exit_status` and the verdicts."""
-    records = [
-        asdict(v) | {"config": json.loads(v.config) if v.config else None} for v in verdicts
-    ]
+    records = [asdict(v) | {"config": json.loads(v.config) if v.config else None} for v in verdicts]
     json.dump({"exit_status": exit_status(verdicts), "verdicts": records}, file, indent=2)
     file.write("\n")
 
@@ -99,7 +97,7 @@ def _nothing(problem: str, reason: str) -> Verdict:
 def _obstacle(against: str) -> str | None:
     if against == "measure":
         return "no TPU is attached to this machine"
-    return compilers.unavailable() if against == "compile" else None
+    return environment.unavailable() if against == "compile" else None
 
 
 def _check(

@@ -77,8 +77,9 @@ class Bars:
         self._task = self._bars.add_task(f"{label:<32} {stage:<7}", total=total, best="")
 
     def advance(self, *, best_ms: float | None = None) -> None:
-        shown = {} if best_ms is None else {"best": f"best {best_ms:.3f} ms"}
-        self._bars.update(self._task, advance=1, **shown)
+        if best_ms is not None:
+            self._bars.update(self._task, best=f"best {best_ms:.3f} ms")
+        self._bars.advance(self._task)
 
     def note(self, text: str) -> None:
         self._bars.console.print(text, highlight=False, markup=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import leaderboard
-from autotune.compiler import pool as compilers
+from autotune.compiler import environment
 from autotune.config import Config, ProblemSpec
 from autotune.errors import InputError, NoCompilerError, NoTpuError
 from autotune.kernels import base
@@ -54,9 +54,7 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
     spaces = _spaces(configs, progress)
     with Stages.open(jobs=plan.jobs, timeout_s=plan.timeout_s, fresh=plan.fresh,
                      progress=progress) as stages:  # fmt: skip
-        return [
-            _sweep(spec, space, plan, stages, compiling=compiling) for spec, space in spaces
-        ]
+        return [_sweep(spec, space, plan, stages, compiling=compiling) for spec, space in spaces]
 
 
 def _spaces(configs: Sequence[Config], progress: Progress) -> list[tuple[ProblemSpec, Space]]:
@@ -106,7 +104,7 @@ def _sweep(
 
 def _reach(plan: Plan, progress: Progress) -> str:
     """The last stage to run here: `model` or `compile`."""
-    obstacle = compilers.unavailable()
+    obstacle = environment.unavailable()
     if plan.until == "measure":
         raise NoTpuError(
             "--until measure needs a TPU attached to this machine, and there is none; "

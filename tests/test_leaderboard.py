@@ -110,7 +110,10 @@ def test_a_second_run_adds_rows_and_keeps_stronger_evidence(tmp_path: Path) -> N
             row({"bm": 2}, evidence="compiled", latency_compiled_ms=1.0),
         ],
     )
-    assert [(r.config, r.latency_ms) for r in board.rows] == [('{"bm": 2}', 1.0), ('{"bm": 1}', 2.0)]
+    assert [(r.config, r.latency_ms) for r in board.rows] == [
+        ('{"bm": 2}', 1.0),
+        ('{"bm": 1}', 2.0),
+    ]
 
 
 def test_rows_of_other_versions_are_dropped_but_never_for_weaker_evidence(tmp_path: Path) -> None:
@@ -152,12 +155,12 @@ def test_a_damaged_file_is_set_aside_when_a_sweep_writes_over_it(tmp_path: Path)
 
 def test_an_unwritable_results_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file where a directory is due")
-    with pytest.raises(InputError, match="results directory .* cannot be written"):
+    with pytest.raises(InputError, match=r"results directory .* cannot be written"):
         merge(tmp_path / "results" / "tpu7x" / "b.parquet", [row()])
 
 
 def test_missing_results_say_what_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no results at .*; `autotune sweep CONFIG` makes them"):
+    with pytest.raises(InputError, match=r"no results at .*; `autotune sweep CONFIG` makes them"):
         list(leaderboard.boards(tmp_path / "none"))
 
 

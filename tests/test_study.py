@@ -26,7 +26,9 @@ def judged(config: dict[str, object], model_ms: float, *, is_default: bool = Fal
 def space(sizes: Sequence[int]) -> list[Judged]:
     """Every (bm, bn, buffers); the model thinks larger blocks faster."""
     return [
-        judged({"bm": m, "bn": n, "buffers": b}, 100 / (m + n), is_default=(m, n, b) == (1, 1, None))
+        judged(
+            {"bm": m, "bn": n, "buffers": b}, 100 / (m + n), is_default=(m, n, b) == (1, 1, None)
+        )
         for m, n, b in itertools.product(sizes, sizes, (None, 3))
     ]
 

@@ -205,7 +205,9 @@ def test_where_libtpu_is_missing_the_sweep_says_so_and_ends_at_model_evidence(
     workplace: Workplace,
 ) -> None:
     (workplace.folder / "sitecustomize.py").write_text(_NO_LIBTPU)
-    workplace.environment["PYTHONPATH"] = f"{workplace.folder}:{workplace.environment['PYTHONPATH']}"
+    workplace.environment["PYTHONPATH"] = (
+        f"{workplace.folder}:{workplace.environment['PYTHONPATH']}"
+    )
     config = workplace.config(TINY)
     _, err = workplace.run("sweep", config)
     assert "libtpu, the TPU compiler, is not installed" in err
@@ -298,8 +300,7 @@ def _user(kernel: str, *pins: str) -> str:
     shape = "{m: 256}" if kernel != "MISBEHAVES" else "{m: 256, k: 256, n: 256}"
     space = f"\n    space: {{{', '.join(pins)}}}" if pins else ""
     return (
-        "device: v6e\nproblems:\n"
-        f"  - kernel: sweep_kernels:{kernel}\n    shape: {shape}{space}\n"
+        f"device: v6e\nproblems:\n  - kernel: sweep_kernels:{kernel}\n    shape: {shape}{space}\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING
 from autotune import cost_model
 from autotune.candidate import Candidate
 from autotune.device import Device
+from autotune.errors import KernelError
 from autotune.leaderboard import Row, installed_versions
 from autotune.problem import Problem
 
 if TYPE_CHECKING:
+    from autotune.call_record import PallasCall, Program
     from autotune.compiler.evidence import Compiled, Schedule
-    from autotune.pallas_call import PallasCall, Program
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +40,15 @@ class Judge:
     Attributes:
       flops: the problem's fixed FLOP count.
       kernel_fingerprint: of the source the candidates are built from.
+      scope_counts: a candidate's executions of scopes that rest on run-time data, as its kernel
+        states them.
     """
 
     problem: Problem
     device: Device
     flops: int
     kernel_fingerprint: str
+    scope_counts: Callable[[Candidate], Mapping[str, int]] = lambda candidate: {}
 
     def rejected(self, candidate: Candidate, status: str, reason: str) -> Judged:
         """A candidate that ends before any model evidence: illegal, or failing to trace."""
@@ -52,19 +57,20 @@ class Judge:
     def modelled(self, candidate: Candidate, program: Program) -> Judged:
         """Model evidence: VMEM fit, traffic, and roofline with a fixed overhead a step."""
         reason = cost_model.rejection(program, self.device)
-        latency = cost_model.model_latency(program, self.device)
+        counts = self.scope_counts(candidate)
+        latency = cost_model.model_latency(program, self.device, scope_counts=counts)
         bills = [cost_model.vmem_bill(call, self.device).total for call in program.calls]
         limits = [cost_model.vmem_limit_bytes(call, self.device) for call in program.calls]
         row = replace(
             self._row(candidate, "pruned" if reason else "ok", reason),
             latency_model_ms=latency.total_s * 1e3,
-            executed_flops=sum(call.executed_flops for call in program.calls),
+            executed_flops=sum(call.executed_with(counts) for call in program.calls),
             hbm_bytes=sum(call.hbm_bytes for call in program.calls),
             dma_count=sum(call.dma_count for call in program.calls),
             grid_steps=sum(call.grid_steps for call in program.calls),
             vmem_model_bytes=max(bills, default=None),
             vmem_limit_bytes=min(limits, default=None),
-            scopes=json.dumps(_executions(program.calls), sort_keys=True),
+            scopes=json.dumps(_executions(program, counts), sort_keys=True),
         )
         return Judged(candidate=candidate, row=self._rated(row), program=program)
 
@@ -81,8 +87,16 @@ class Judge:
         if compiled.status != "ok":
             return self._rated(row)
         assert judged.program is not None
-        calls, schedules = judged.program.calls, compiled.schedules
-        latency = cost_model.compiled_latency(judged.program, schedules, self.device)
+        try:
+            return self._scheduled(row, judged, compiled.schedules)
+        except KernelError as error:
+            return self._rated(replace(row, status="failed", reason=str(error)))
+
+    def _scheduled(self, row: Row, judged: Judged, schedules: tuple[Schedule, ...]) -> Row:
+        """`row` with what the final schedules say. Raises KernelError for another program's."""
+        program, counts = judged.program, self.scope_counts(judged.candidate)
+        assert program is not None
+        latency = cost_model.compiled_latency(program, schedules, self.device, scope_counts=counts)
         uses = [use for s in schedules for use in s.scopes.values()]
         row = replace(
             row,
@@ -92,8 +106,10 @@ class Judge:
             spill_loads=sum(u.spill_loads for u in uses),
             spill_stores=sum(u.spill_stores for u in uses),
             vmem_compiled_bytes=max((s.vmem_bytes for s in schedules), default=None),
-            mxu_utilization=cost_model.mxu_utilization(judged.program, schedules, self.device),
-            scopes=json.dumps(_scopes(calls, schedules, self.device), sort_keys=True),
+            mxu_utilization=cost_model.mxu_utilization(
+                program, schedules, self.device, scope_counts=counts
+            ),
+            scopes=json.dumps(_scopes(program, schedules, self.device, counts), sort_keys=True),
         )
         return self._rated(row)
 
@@ -118,45 +134,62 @@ class Judge:
         )
 
     def _rated(self, row: Row) -> Row:
-        """`row` with MFU and effective TFLOP/s of its strongest latency."""
+        """`row` with MFU and effective TFLOP/s of its strongest latency.
+
+        A latency that beats the chip's peak is no latency: such a row fails, so that a fault in a
+        model or a timer can never win.
+        """
         latency_ms = row.latency_measured_ms or row.latency_compiled_ms or row.latency_model_ms
         if row.status != "ok" or latency_ms is None:
             return replace(row, mfu=None, effective_tflops=None)
-        return replace(
-            row,
-            mfu=cost_model.mfu(self.flops, latency_ms / 1e3, self.device, self.problem.dtype),
-            effective_tflops=self.flops / (latency_ms / 1e3) / 1e12,
-        )
+        seconds = latency_ms / 1e3
+        mfu = cost_model.mfu(self.flops, seconds, self.device, self.problem.dtype)
+        if suspect := cost_model.suspect_reason(mfu):
+            return replace(row, status="failed", reason=suspect)
+        tflops = cost_model.effective_tflops(self.flops, seconds)
+        return replace(row, mfu=mfu, effective_tflops=tflops)
 
 
-def _executions(calls: tuple[PallasCall, ...]) -> dict[str, dict[str, int | None]]:
+def _executions(program: Program, counts: Mapping[str, int]) -> dict[str, dict[str, int | None]]:
     return {
-        _label(calls, i, name): {"executions": count}
-        for i, call in enumerate(calls)
-        for name, count in call.scopes.items()
+        _label(program, call, name): {"executions": _runs(call, name, counts)}
+        for call in program.calls
+        for name in call.scopes
     }
 
 
+def _runs(call: PallasCall, scope: str, counts: Mapping[str, int]) -> int | None:
+    """Executions over the grid: the trace's count, else what the kernel states, else unknown."""
+    traced = call.scopes.get(scope)
+    return counts.get(scope) if traced is None else traced
+
+
 def _scopes(
-    calls: tuple[PallasCall, ...], schedules: tuple[Schedule, ...], device: Device
+    program: Program,
+    schedules: tuple[Schedule, ...],
+    device: Device,
+    counts: Mapping[str, int],
 ) -> dict[str, dict[str, object]]:
     """The `scopes` column: per scope bundles, cycles of one run, spills, unit use, executions."""
     return {
-        _label(calls, i, name): {
+        _label(program, call, name): {
             "bundles": use.bundles,
             "cycles": cost_model.scope_cycles(use, device),
             "mxu_limit_cycles": cost_model.mxu_limit_cycles(use, device),
             "spill_loads": use.spill_loads,
             "spill_stores": use.spill_stores,
             "units": use.units,
-            "executions": call.scopes.get(name),
+            "executions": _runs(call, name, counts),
         }
-        for i, (call, schedule) in enumerate(zip(calls, schedules, strict=True))
+        for call, schedule in cost_model.matched(program, schedules)
         for name, use in schedule.scopes.items()
     }
 
 
-def _label(calls: tuple[PallasCall, ...], index: int, scope: str) -> str:
-    """Scope name as shown: "" is the pipeline's own code; prefixed where a program has several calls."""
+def _label(program: Program, call: PallasCall, scope: str) -> str:
+    """Scope name as shown: "" is the pipeline's own code; with its call where there are several."""
     shown = scope or "(pipeline)"
-    return f"{index}.{calls[index].name}/{shown}" if len(calls) > 1 else shown
+    if len(program.calls) == 1:
+        return shown
+    index = next(i for i, other in enumerate(program.calls) if other is call)
+    return f"{index}.{call.name}/{shown}"

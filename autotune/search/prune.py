@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from autotune import device as devices
 from autotune.candidate import Candidate
@@ -50,6 +51,7 @@ class Stages:
             device=devices.get(problem.device),
             flops=base.ask(kernel, "flops", kernel.flops, problem),
             kernel_fingerprint=kernel_fingerprint(problem.kernel),
+            scope_counts=partial(_scope_counts, kernel, problem),
         )
 
     def model(self, judge: Judge, space: Space) -> list[Judged]:
@@ -115,6 +117,12 @@ class Stages:
         for task, compiled in self.pool.run(waiting):
             cache.put(task, compiled)
             yield task.candidate, compiled
+
+
+def _scope_counts(kernel: Kernel, problem: Problem, candidate: Candidate) -> dict[str, int]:
+    if kernel.scope_counts is None:
+        return {}
+    return dict(base.ask(kernel, "scope_counts", kernel.scope_counts, problem, candidate.config))
 
 
 def _trace_key(judge: Judge) -> str:

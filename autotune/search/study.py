@@ -123,11 +123,11 @@ def _continue_with_tpe(search: _Search, seed: int) -> None:
             return
         search.run([judged for judged, _ in asked])
         for judged, trial in asked:
-            row = search.rows.get(judged.candidate)
-            if trial is None and row is not None:
-                study.add_trial(_known_trial(optuna, axes, judged.candidate, row))
+            known = search.rows.get(judged.candidate)
+            if trial is None and known is not None:
+                study.add_trial(_known_trial(optuna, axes, judged.candidate, known))
             elif trial is not None:
-                _tell(optuna, study, trial, row)
+                _tell(optuna, study, trial, known)
 
 
 def _ask(
@@ -177,9 +177,7 @@ def _value_order(value: Scalar) -> tuple[str, float, str]:
     return (type(value).__name__, float(value) if numeric else 0.0, str(value))  # type: ignore[arg-type]
 
 
-def _known_trial(
-    optuna: Any, axes: dict[str, list[Scalar]], candidate: Candidate, row: Row
-) -> Any:
+def _known_trial(optuna: Any, axes: dict[str, list[Scalar]], candidate: Candidate, row: Row) -> Any:
     config = candidate.config
     latency_ms = _objective_ms(row)
     return optuna.trial.create_trial(

@@ -114,17 +114,23 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
 
     The compiler loads the left block, L bytes, once and keeps it for every pass over the columns,
     far beyond the registers; for f32 at the highest precision it keeps the bf16 parts it splits it
-    into. Measured (docs/vmem-and-latency-model.md): bf16 needs L less at most 192 KiB wherever k
-    and n reach `device.spill_from`; f32 4.2 L and more up to v6e and 0.9 L on tpu7x. Other widths
-    may need nothing.
+    into. Measured (docs/vmem-and-latency-model.md):
+
+    * bf16, k and n from `device.spill_from`: L less at most 192 KiB; on v4 to v6e with m and k from
+      1024 L and 336 KiB more;
+    * f32, k and n from 512: 0.9 L and more; on v4 to v6e with m up to 512 4.1 L and more.
+
+    Other widths may need nothing.
     """
     k_from, n_from = device.spill_from
-    held = dot.m * dot.k * dot.bits // 8
+    held, older = dot.m * dot.k * dot.bits // 8, device.generation < 7
+    least = 0
     if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from:
-        return max(0, held - REGISTERS_BYTES)
-    if dot.loaded and dot.passes == 6 and dot.k >= 512 and dot.n >= 256:
-        return max(0, (held // 2 if device.generation >= 7 else 2 * held) - REGISTERS_BYTES)
-    return 0
+        big = older and min(dot.m, dot.k) >= 1024
+        least = held + (REGISTERS_BYTES if big else -REGISTERS_BYTES)
+    elif dot.loaded and dot.passes == 6 and min(dot.k, dot.n) >= 512:
+        least = (3 * held if older and dot.m <= 512 else held // 2) - REGISTERS_BYTES
+    return max(0, least)
 
 
 def _may_be_parked(window: Window, device: Device, spare_bytes: int) -> bool:

@@ -109,7 +109,7 @@ def test_v1_a_block_sum_of_exactly_16_mib_is_rejected_where_16_is_the_limit(name
     bill = cost_model.vmem_bill(call, DEVICES[name])
     assert bill.windows + bill.scratch == 16 * MIB
     reason = cost_model.rejection(program(call), DEVICES[name])
-    assert reason == f"needs at least 17.75 MiB of VMEM, of 16.00 MiB allowed on {name}"
+    assert reason == f"needs at least 18.25 MiB of VMEM, of 16.00 MiB allowed on {name}"
 
 
 @pytest.mark.parametrize("name", ["v6e", "tpu7x"])
@@ -181,7 +181,7 @@ def test_small_operands_of_tpu7x_may_be_parked_and_then_cost_no_window():
 def test_only_a_large_product_of_a_loaded_block_is_billed_for_spills(change, spills: bool):
     dot = replace(Dot(m=1024, k=1024, n=1024, dtype="bfloat16", bits=16, loaded=True), **change)
     bill = cost_model.vmem_bill(make_call(dots=(dot,)), V6E)
-    assert bill.temporaries == (2 * MIB - 2**18 if spills else 0)
+    assert bill.temporaries == (2 * MIB + 2**18 if spills else 0)
 
 
 def test_the_traces_own_temporaries_count_where_they_are_more():

@@ -7,8 +7,9 @@ sweep loses nothing; the schema is always explicit, so that a column of nulls ke
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from importlib import metadata
@@ -188,7 +189,12 @@ class Board:
 
 
 def merge(
-    path: Path, rows: Sequence[Row], *, flop_convention: str, replace_stored: bool = False
+    path: Path,
+    rows: Sequence[Row],
+    *,
+    flop_convention: str,
+    replace_stored: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> Board:
     """Writes `rows` into the board at `path` and returns the whole board, ranked.
 
@@ -196,6 +202,7 @@ def merge(
     stronger evidence. Stored rows made with other versions or another kernel source are
     dropped, since a rank over both would compare unlike things; but where the stored board has
     stronger evidence than any of `rows`, the file stays as it is and only `rows` come back.
+    A damaged file is kept aside, and `warn` is told so.
 
     Raises:
       InputError: the directory cannot be written.
@@ -203,7 +210,7 @@ def merge(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.stem}.lock")):
-            stored = None if replace_stored else _stored(path)
+            stored = None if replace_stored else _stored(path, warn)
             new = Board(path=path, rows=tuple(ranked(rows)), flop_convention=flop_convention)
             comparable = stored is None or stored.rows[0].made_with == rows[0].made_with
             if stored is not None and not comparable and stored.strength > new.strength:
@@ -316,12 +323,14 @@ def _merged(stored: Iterable[Row], new: Sequence[Row]) -> list[Row]:
     return list(kept.values())
 
 
-def _stored(path: Path) -> Board | None:
-    """The board already at `path`; None for none, an empty or a damaged one (which is kept aside)."""
+def _stored(path: Path, warn: Callable[[str], None]) -> Board | None:
+    """The board already at `path`; None for none, an empty one, or a damaged one, now aside."""
     try:
         board = read(path) if path.exists() else None
-    except DamagedFileError:
-        path.replace(path.with_name(f".{path.name}.damaged"))
+    except DamagedFileError as error:
+        aside = path.with_name(f".{path.name}.damaged")
+        path.replace(aside)
+        warn(f"{error}; kept as {aside.name}, written anew")
         return None
     return board if board is not None and board.rows else None
 

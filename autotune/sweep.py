@@ -99,6 +99,7 @@ def _sweep(
         list(rows.values()),
         flop_convention=kernel.flop_convention,
         replace_stored=plan.fresh,
+        warn=lambda text: stages.progress.note(f"autotune: {text}"),
     )
 
 

@@ -148,7 +148,10 @@ def test_a_parquet_file_that_is_no_leaderboard_is_refused_by_name(tmp_path: Path
 def test_a_damaged_file_is_set_aside_when_a_sweep_writes_over_it(tmp_path: Path) -> None:
     path = tmp_path / "b.parquet"
     path.write_bytes(b"PAR1 cut short")
-    merge(path, [row()])
+    with pytest.warns(
+        UserWarning, match=r"b\.parquet: not a readable .*; kept as \.b\.parquet\.dam"
+    ):
+        merge(path, [row()])
     assert len(leaderboard.read(path).rows) == 1
     assert (tmp_path / ".b.parquet.damaged").read_bytes() == b"PAR1 cut short"
 

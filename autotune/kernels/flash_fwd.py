@@ -24,10 +24,9 @@ from autotune.device import Device
 from autotune.errors import InputError
 from autotune.kernels import anchored_softmax as softmax
 from autotune.kernels import attention as at
-from autotune.kernels import reference
+from autotune.kernels import flash_fwd_kernel, reference
 from autotune.kernels.attention import AttentionShape
 from autotune.kernels.base import Call, Kernel, Tunable, choice, flag, number
-from autotune.kernels.flash_fwd_kernel import kernel
 from autotune.kernels.flash_fwd_plan import Plan, Refs
 from autotune.kernels.matmul_space import vmem_limit_tunable
 from autotune.problem import Problem
@@ -158,7 +157,9 @@ def _call(plan: Plan, out_dtype: Any, vmem_limit_bytes: int | None) -> Callable[
     unused = dict.fromkeys(Refs.__dataclass_fields__)
 
     def body(*refs: Any) -> None:
-        kernel(Refs(**{**unused, **dict(zip(names, refs, strict=True))}), plan=plan)
+        flash_fwd_kernel.kernel(
+            Refs(**{**unused, **dict(zip(names, refs, strict=True))}), plan=plan
+        )
 
     return pl.pallas_call(
         body,

@@ -224,7 +224,7 @@ def check(problem: Problem) -> None:
     if rhs not in device.matmul_dtypes:
         allowed = ", ".join(d for d in DTYPES if d in device.matmul_dtypes)
         raise InputError(
-            f"rhs_dtype {rhs!r} is not multiplied by {device.name}; use {allowed}",
+            f"rhs_dtype: {rhs!r} is not multiplied by {device.name}; use {allowed}",
             path=("options", "rhs_dtype"),
         )
     if problem.options["epilogue"] in ("gelu", "silu") and jnp.issubdtype(out, jnp.integer):

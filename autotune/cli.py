@@ -109,9 +109,9 @@ _Timeout = Annotated[
 
 def _version(value: bool) -> None:
     if value:
-        from autotune.leaderboard import installed_versions
+        from autotune import versions
 
-        print(" ".join(f"{k} {v or 'none'}" for k, v in reversed(installed_versions().items())))
+        print(" ".join(f"{k} {v or 'none'}" for k, v in reversed(versions.installed().items())))
         raise typer.Exit
 
 

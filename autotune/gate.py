@@ -13,8 +13,9 @@ from autotune.candidate import Candidate
 from autotune.compiler import environment
 from autotune.errors import AutotuneError, InputError
 from autotune.kernels import base
-from autotune.leaderboard import Board, Row
+from autotune.leaderboard import Board
 from autotune.progress import Progress
+from autotune.row import Row
 from autotune.search.prune import Stages
 from autotune.search.space import Space
 

@@ -11,103 +11,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from autotune import versions
 from autotune.errors import DamagedFileError, InputError
+from autotune.row import EVIDENCE, SCHEMA, STATUSES, Row
 
 SCHEMA_VERSION = "1"
 _CONVENTION = b"flop_convention"
-STATUSES = ("ok", "pruned", "oom", "unsupported", "failed", "timeout", "crashed", "wrong")
-EVIDENCE = ("model", "compiled", "measured")
-"""Kinds of evidence, weakest first."""
-
-_TEXT, _FLAG, _LONG, _REAL = pa.string(), pa.bool_(), pa.int64(), pa.float64()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One candidate's record; columns as in the design, null where not known."""
-
-    problem_key: str
-    problem_name: str | None = None
-    kernel: str
-    device: str
-    problem: str
-    config: str
-    status: str
-    reason: str | None = None
-    evidence: str = "model"
-    is_default: bool = False
-    is_best: bool = False
-    rank: int | None = None
-    latency_ms: float | None = None
-    latency_model_ms: float | None = None
-    latency_compiled_ms: float | None = None
-    latency_measured_ms: float | None = None
-    samples_ms: list[float] | None = None
-    timer: str | None = None
-    flops: int | None = None
-    executed_flops: int | None = None
-    mfu: float | None = None
-    effective_tflops: float | None = None
-    hbm_bytes: int | None = None
-    dma_count: int | None = None
-    grid_steps: int | None = None
-    vmem_model_bytes: int | None = None
-    vmem_compiled_bytes: int | None = None
-    vmem_limit_bytes: int | None = None
-    cycles: int | None = None
-    bundles: int | None = None
-    spill_loads: int | None = None
-    spill_stores: int | None = None
-    mxu_utilization: float | None = None
-    scopes: str | None = None
-    compile_seconds: float | None = None
-    jax_version: str | None = None
-    libtpu_version: str | None = None
-    autotune_version: str | None = None
-    kernel_fingerprint: str | None = None
-    created_at: datetime | None = None
-
-    def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(f"status {self.status!r} is not one of {', '.join(STATUSES)}")
-        if self.evidence not in EVIDENCE:
-            raise ValueError(f"evidence {self.evidence!r} is not one of {', '.join(EVIDENCE)}")
-        if self.status != "ok" and not self.reason:
-            raise ValueError(f"a row of status {self.status!r} needs a reason")
-
-    @property
-    def made_with(self) -> tuple[str | None, ...]:
-        """What a row must share with another to be ranked beside it."""
-        return (self.jax_version, self.libtpu_version, self.kernel_fingerprint)
-
-
-_TYPES = {
-    "is_default": _FLAG,
-    "is_best": _FLAG,
-    "rank": pa.int32(),
-    "samples_ms": pa.list_(_REAL),
-    "created_at": pa.timestamp("us", tz="UTC"),
-    **dict.fromkeys(
-        ("latency_ms", "latency_model_ms", "latency_compiled_ms", "latency_measured_ms", "mfu",
-         "effective_tflops", "mxu_utilization", "compile_seconds"),
-        _REAL,
-    ),
-    **dict.fromkeys(
-        ("flops", "executed_flops", "hbm_bytes", "dma_count", "grid_steps", "vmem_model_bytes",
-         "vmem_compiled_bytes", "vmem_limit_bytes", "cycles", "bundles", "spill_loads",
-         "spill_stores"),
-        _LONG,
-    ),
-}  # fmt: skip
-SCHEMA = pa.schema([(f.name, _TYPES.get(f.name, _TEXT)) for f in fields(Row)])
 
 
 def path_of(results: Path, device: str, kernel: str, problem_key: str) -> Path:
@@ -278,25 +193,9 @@ def boards(results: Path) -> Iterator[Board | DamagedFileError]:
             yield board
 
 
-def installed_versions() -> dict[str, str | None]:
-    """Versions of jax, libtpu and autotune here, without importing them."""
-
-    def version(package: str) -> str | None:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
-
-    return {
-        "jax": version("jax"),
-        "libtpu": version("libtpu"),
-        "autotune": version("pallas-autotune"),
-    }
-
-
 def stale_reason(row: Row) -> str | None:
     """Why a stored row may no longer hold here: another jax or libtpu than it was made with."""
-    here = installed_versions()
+    here = versions.installed()
     changed = [
         f"{package} {made} → {here[package]}"
         for package, made in (("jax", row.jax_version), ("libtpu", row.libtpu_version))

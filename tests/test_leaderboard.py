@@ -20,7 +20,7 @@ import pytest
 
 from autotune import leaderboard
 from autotune.errors import DamagedFileError, InputError
-from autotune.leaderboard import Row
+from autotune.row import Row
 
 
 def row(config: dict[str, object] | None = None, **columns: object) -> Row:
@@ -212,7 +212,7 @@ def test_kill_9_while_writing_leaves_a_readable_board(tmp_path: Path) -> None:
 
 def test_another_compiler_makes_a_row_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"jax": "0.12.0.1", "libtpu": "0.0.50.1", "autotune": "0.1.0"}
-    monkeypatch.setattr(leaderboard, "installed_versions", lambda: here)
+    monkeypatch.setattr(leaderboard.versions, "installed", lambda: here)
     assert leaderboard.stale_reason(row()) == (
         "stale: jax 0.10.2 → 0.12.0.1, libtpu 0.0.42.1 → 0.0.50.1"
     )

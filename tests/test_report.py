@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from test_leaderboard import row
 
-from autotune.leaderboard import Board, Row, ranked
+from autotune.leaderboard import Board, ranked
 from autotune.report import document, table
 from autotune.report.pairs import backward_pairs
+from autotune.row import Row
 
 
 def board(*rows: Row, convention: str | None = "2·m·k·n") -> Board:

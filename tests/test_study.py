@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.leaderboard import Row
+from autotune.row import Row
 from autotune.search.evaluate import Judged
 from autotune.search.study import Budget, explore
 

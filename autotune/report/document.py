@@ -9,8 +9,9 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import IO, Any
 
-from autotune.leaderboard import Board, Row, stale_reason
+from autotune.leaderboard import Board, stale_reason
 from autotune.report.pairs import BackwardPair, backward_pairs
+from autotune.row import Row
 
 
 def document(boards: Sequence[Board], *, top: int | None = None) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.leaderboard import Board, Row
+from autotune.leaderboard import Board
+from autotune.row import Row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,9 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
-from autotune.leaderboard import Board, Row, stale_reason
+from autotune.leaderboard import Board, stale_reason
 from autotune.report.pairs import backward_pairs
+from autotune.row import Row
 
 HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
 MIB = 2**20

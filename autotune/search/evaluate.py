@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from autotune import cost_model
+from autotune import cost_model, versions
 from autotune.candidate import Candidate
 from autotune.device import Device
 from autotune.errors import KernelError
-from autotune.leaderboard import Row, installed_versions
 from autotune.problem import Problem
+from autotune.row import Row
 
 if TYPE_CHECKING:
     from autotune.call_record import PallasCall, Program
@@ -114,7 +114,7 @@ class Judge:
         return self._rated(row)
 
     def _row(self, candidate: Candidate, status: str, reason: str | None) -> Row:
-        versions = installed_versions()
+        here = versions.installed()
         return Row(
             problem_key=self.problem.key,
             problem_name=self.problem.name,
@@ -126,9 +126,9 @@ class Judge:
             reason=reason,
             is_default=candidate.is_default,
             flops=self.flops,
-            jax_version=versions["jax"],
-            libtpu_version=versions["libtpu"],
-            autotune_version=versions["autotune"],
+            jax_version=here["jax"],
+            libtpu_version=here["libtpu"],
+            autotune_version=here["autotune"],
             kernel_fingerprint=self.kernel_fingerprint,
             created_at=datetime.now(UTC),
         )

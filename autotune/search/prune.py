@@ -18,9 +18,9 @@ from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
 from autotune.kernels import base
 from autotune.kernels.base import Kernel
-from autotune.leaderboard import Row
 from autotune.problem import Problem
 from autotune.progress import Progress
+from autotune.row import Row
 from autotune.search.evaluate import Judge, Judged
 from autotune.search.space import Space
 

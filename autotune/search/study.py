@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.candidate import Candidate, Scalar
-from autotune.leaderboard import Row
+from autotune.row import Row
 from autotune.search.evaluate import Judged
 
 if TYPE_CHECKING:

@@ -1,0 +1,94 @@
+"""A leaderboard's row: one candidate's record, and its Parquet columns. No jax import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+import pyarrow as pa
+
+STATUSES = ("ok", "pruned", "oom", "unsupported", "failed", "timeout", "crashed", "wrong")
+EVIDENCE = ("model", "compiled", "measured")
+"""Kinds of evidence, weakest first."""
+
+_TEXT, _FLAG, _LONG, _REAL = pa.string(), pa.bool_(), pa.int64(), pa.float64()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One candidate's record; columns as in the design, null where not known."""
+
+    problem_key: str
+    problem_name: str | None = None
+    kernel: str
+    device: str
+    problem: str
+    config: str
+    status: str
+    reason: str | None = None
+    evidence: str = "model"
+    is_default: bool = False
+    is_best: bool = False
+    rank: int | None = None
+    latency_ms: float | None = None
+    latency_model_ms: float | None = None
+    latency_compiled_ms: float | None = None
+    latency_measured_ms: float | None = None
+    samples_ms: list[float] | None = None
+    timer: str | None = None
+    flops: int | None = None
+    executed_flops: int | None = None
+    mfu: float | None = None
+    effective_tflops: float | None = None
+    hbm_bytes: int | None = None
+    dma_count: int | None = None
+    grid_steps: int | None = None
+    vmem_model_bytes: int | None = None
+    vmem_compiled_bytes: int | None = None
+    vmem_limit_bytes: int | None = None
+    cycles: int | None = None
+    bundles: int | None = None
+    spill_loads: int | None = None
+    spill_stores: int | None = None
+    mxu_utilization: float | None = None
+    scopes: str | None = None
+    compile_seconds: float | None = None
+    jax_version: str | None = None
+    libtpu_version: str | None = None
+    autotune_version: str | None = None
+    kernel_fingerprint: str | None = None
+    created_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is not one of {', '.join(STATUSES)}")
+        if self.evidence not in EVIDENCE:
+            raise ValueError(f"evidence {self.evidence!r} is not one of {', '.join(EVIDENCE)}")
+        if self.status != "ok" and not self.reason:
+            raise ValueError(f"a row of status {self.status!r} needs a reason")
+
+    @property
+    def made_with(self) -> tuple[str | None, ...]:
+        """What a row must share with another to be ranked beside it."""
+        return (self.jax_version, self.libtpu_version, self.kernel_fingerprint)
+
+
+_TYPES = {
+    "is_default": _FLAG,
+    "is_best": _FLAG,
+    "rank": pa.int32(),
+    "samples_ms": pa.list_(_REAL),
+    "created_at": pa.timestamp("us", tz="UTC"),
+    **dict.fromkeys(
+        ("latency_ms", "latency_model_ms", "latency_compiled_ms", "latency_measured_ms", "mfu",
+         "effective_tflops", "mxu_utilization", "compile_seconds"),
+        _REAL,
+    ),
+    **dict.fromkeys(
+        ("flops", "executed_flops", "hbm_bytes", "dma_count", "grid_steps", "vmem_model_bytes",
+         "vmem_compiled_bytes", "vmem_limit_bytes", "cycles", "bundles", "spill_loads",
+         "spill_stores"),
+        _LONG,
+    ),
+}  # fmt: skip
+SCHEMA = pa.schema([(f.name, _TYPES.get(f.name, _TEXT)) for f in fields(Row)])

@@ -93,7 +93,7 @@ def check(problem: Problem) -> None:
     for lengths in masks.document_lengths(mask):
         if sum(lengths) != kv_len:
             raise InputError(
-                f"document lengths sum to {sum(lengths)}, which is not kv_len {kv_len}",
+                f"document lengths sum to {sum(lengths)}, not kv_len {kv_len}",
                 path=("options", "mask"),
             )
     try:
@@ -102,8 +102,8 @@ def check(problem: Problem) -> None:
         raise InputError(str(error), path=("shape",)) from None
     if not pairs:
         raise InputError(
-            f"mask {json.dumps(problem.options['mask'])} lets none of {q_len} queries see any of "
-            f"{kv_len} keys",
+            f"mask {json.dumps(problem.options['mask'])} hides everything: none of {q_len} queries "
+            f"sees any of {kv_len} keys",
             path=("options", "mask"),
         )
 

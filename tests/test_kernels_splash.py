@@ -1,0 +1,447 @@
+"""splash: numerics against the dense float64 definition, tables, space, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune import device as devices
+from autotune.errors import InputError
+from autotune.kernels import anchored_softmax, masks, splash, splash_codes
+from autotune.kernels.attention import MASK_VALUE
+from autotune.kernels.base import make_problem
+from autotune.kernels.mask_table import FULL, PARTIAL
+from autotune.pallas_call import trace
+from autotune.problem import Problem
+
+KERNEL = splash.KERNEL
+SMALL = {"block_q": 128, "block_kv": 128}
+SHAPE = {
+    "batch": 1, "q_heads": 2, "kv_heads": 1, "q_len": 256, "kv_len": 256,
+    "head_dim_qk": 64, "head_dim_v": 64,
+}  # fmt: skip
+LOCAL = {"all": [{"causal": {}}, {"local": {"left": 60}}]}
+DOCUMENTS = {"all": [{"causal": {}}, {"documents": {"lengths": [70, 30, 156]}}]}
+
+
+def problem(options: dict[str, Any] | None = None, dtype: str = "float32", **shape: int) -> Problem:
+    return make_problem(
+        KERNEL, device="v6e", shape={**SHAPE, **shape}, options=options or {}, dtype=dtype
+    )
+
+
+def run(p: Problem, config: dict[str, Any], arrays: Any = None) -> tuple[np.ndarray, ...]:
+    """Outputs in interpret mode: races are errors, memory starts as NaN."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
+
+    fn, _ = KERNEL.build(p, {**SMALL, **config})
+    arrays = KERNEL.inputs(p, jax.random.key(0)) if arrays is None else arrays
+    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+    with pltpu.force_tpu_interpret_mode(params):
+        out = jax.block_until_ready(fn(*arrays))
+    assert not interpreter.races.races_found, "the kernel races with its own copies"
+    return tuple(np.asarray(o, np.float64) for o in (out if isinstance(out, tuple) else (out,)))
+
+
+def worst(p: Problem, found: tuple[np.ndarray, ...], arrays: Any) -> float:
+    """The largest error over the outputs, relative to the reference; inf for a NaN."""
+    expected = KERNEL.reference(p, *arrays)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    errors = []
+    for have, want in zip(found, expected, strict=True):
+        dead = want == MASK_VALUE
+        assert np.array_equal(have[dead], want[dead].astype(np.float32)), "lse of dead rows"
+        scale = max(np.max(np.abs(want), initial=0, where=~dead), 1e-30)
+        if want.ndim == 3:  # lse and max are absolute by nature
+            scale = max(scale, 1.0)
+        error = np.max(np.abs(have - want), initial=0, where=~dead) / scale
+        errors.append(np.inf if np.isnan(error) else float(error))
+    return max(errors)
+
+
+def check(p: Problem, config: dict[str, Any], arrays: Any = None, tolerance: float = 0.0) -> None:
+    arrays = KERNEL.inputs(p, jax.random.key(0)) if arrays is None else arrays
+    error = worst(p, run(p, config, arrays), arrays)
+    limit = tolerance or (2e-6 if p.dtype == "float32" else 2e-2)
+    assert error <= limit, f"relative error {error:.2g} over {limit} for {p.json} {config}"
+
+
+def pieces(cuts: set[int], length: int) -> list[int]:
+    edges = [0, *sorted(cuts - {length}), length]
+    return [b - a for a, b in itertools.pairwise(edges)]
+
+
+@st.composite
+def masks_of(draw: Any, q_len: int, kv_len: int) -> dict[str, Any]:
+    """A mask over kv_len keys, of one to three parts, that lets some pair be seen."""
+    cuts = st.sets(st.integers(1, max(1, kv_len - 1)), max_size=4)
+    far = st.integers(0, 200)
+    leaves = st.one_of(
+        st.just({"full": {}}),
+        st.builds(lambda n: {"causal": {"offset": n}}, st.integers(-40, 40)),
+        st.builds(lambda n, m: {"local": {"left": n, "right": m}}, far, st.none() | far),
+        cuts.map(lambda c: {"documents": {"lengths": pieces(c, kv_len)}}),
+    )  # fmt: skip
+    parts = draw(st.lists(leaves, min_size=1, max_size=3))
+    return parts[0] if len(parts) == 1 else {draw(st.sampled_from(["all", "any"])): parts}
+
+
+@st.composite
+def cases(draw: Any) -> tuple[Problem, dict[str, Any]]:
+    lengths = st.sampled_from([1, 100, 128, 200, 256, 300])
+    kv_heads = draw(st.sampled_from([1, 2]))
+    shape = {
+        "batch": draw(st.sampled_from([1, 1, 2])), "kv_heads": kv_heads,
+        "q_heads": kv_heads * draw(st.sampled_from([1, 2])),
+        "q_len": draw(lengths), "kv_len": draw(lengths),
+        "head_dim_qk": draw(st.sampled_from([64, 80, 128, 192])),
+        "head_dim_v": draw(st.sampled_from([64, 128])),
+    }  # fmt: skip
+    soft_cap = draw(st.sampled_from([None, None, 30.0]))
+    options = {
+        "mask": draw(masks_of(shape["q_len"], shape["kv_len"])),
+        "segment_ids": draw(st.sampled_from([False, False, True])),
+        "logit_soft_cap": soft_cap,
+        "max_logit_const": draw(st.sampled_from([None, None, 5.0])),
+        "use_exp2": draw(st.booleans()),
+        "residuals": draw(st.booleans()),
+        "scale": draw(st.sampled_from([None, 0.1])),
+        "out_dtype": draw(st.sampled_from([None, "float32"])),
+    }
+    dtype = draw(st.sampled_from(["float32", "bfloat16"]))
+    if not masks.rows_of(masks.of(options["mask"]), shape["q_len"], shape["kv_len"]).pairs:
+        options["mask"] = {"full": {}}
+    p = problem(options, dtype, **shape)
+    config = {
+        "block_q": draw(st.sampled_from([128, 256])), "block_kv": draw(st.sampled_from([128, 256])),
+        "block_q_compute": draw(st.sampled_from([None, 128])),
+        "block_kv_compute": draw(st.sampled_from([None, 128])),
+        "partial_mask": draw(st.sampled_from(["computed", "stored"])),
+    }  # fmt: skip
+    return p, config
+
+
+# No shrinking: at a second an example it takes minutes and the drawn case is small already.
+DRAWN = {
+    "deadline": None, "suppress_health_check": list(HealthCheck), "database": None,
+    "phases": [Phase.generate],
+}  # fmt: skip
+
+
+@settings(max_examples=25, derandomize=True, **DRAWN)
+@given(case=cases())
+def test_drawn_problems_agree_with_the_definition(case):
+    check(*case)
+
+
+@pytest.mark.nightly
+@settings(max_examples=200, **DRAWN)
+@given(case=cases())
+def test_many_drawn_problems_agree_with_the_definition(case):
+    check(*case)
+
+
+def test_stored_and_computed_partial_masks_give_the_same_bits():
+    p = problem({"mask": DOCUMENTS, "residuals": True})
+    computed = run(p, {"partial_mask": "computed"})
+    stored = run(p, {"partial_mask": "stored"})
+    assert all(np.array_equal(a, b) for a, b in zip(computed, stored, strict=True))
+
+
+def test_query_rows_that_see_nothing_are_zero_with_a_defined_lse():
+    p = problem({"residuals": True}, q_len=384, kv_len=200)
+    out, lse, top = run(p, {})
+    dead = slice(0, 184)  # bottom-right: the first 184 queries stand before the first key
+    assert not out[:, :, dead].any()
+    assert (lse[:, :, dead] == np.float32(MASK_VALUE)).all()
+    assert (top[:, :, dead] == np.float32(MASK_VALUE)).all()
+    assert np.isfinite(lse).all()
+    assert np.abs(lse[:, :, 184:]).max() < 20
+
+
+def extreme(p: Problem, logit: float) -> tuple[jax.Array, ...]:
+    """Inputs whose every logit is about `logit`: far outside what exp takes without a shift."""
+    q, k, v, *ids = KERNEL.inputs(p, jax.random.key(1))
+    size = abs(logit) ** 0.5 / p.shape["head_dim_qk"] ** 0.25
+    return q * 0.02 + size, k * 0.02 + np.copysign(size, logit), v, *ids
+
+
+@pytest.mark.parametrize(
+    ("logit", "options"),
+    [
+        (300.0, {"mask": LOCAL}),
+        (-300.0, {"mask": LOCAL}),
+        (-300.0, {"mask": DOCUMENTS, "use_exp2": False}),
+        (-300.0, {"segment_ids": True}),
+    ],
+    ids=["above", "below", "documents", "segments"],
+)
+def test_logits_far_from_zero_are_rescaled_also_where_rows_see_their_first_key_late(logit, options):
+    p = problem({**options, "residuals": True})
+    # Rounding of an f32 logit of 300 is 1.5e-5, so that much of every probability.
+    check(p, {}, extreme(p, logit), tolerance=1e-4)
+
+
+def test_rows_of_padding_ids_are_zero_and_no_other_row_depends_on_padding():
+    p = problem({"segment_ids": True, "residuals": True}, "float32")
+    q, k, v, *_ = KERNEL.inputs(p, jax.random.key(2))
+    ids = jnp.asarray([[1] * 200 + [-1] * 56], jnp.int32)
+    out, lse, _ = run(p, {}, (q, k, v, ids, ids))
+    other = run(p, {}, (q, k.at[:, :, 200:].set(7.0), v.at[:, :, 200:].set(-9.0), ids, ids))
+    assert np.array_equal(out, other[0])
+    assert np.array_equal(lse, other[1])
+    assert not out[:, :, 200:].any(), "padding must not attend to padding"
+    assert (lse[:, :, 200:] == np.float32(MASK_VALUE)).all()
+    check(p, {}, (q, k, v, ids, ids))
+
+
+def scopes(p: Problem, config: dict[str, Any]) -> dict[str, int | None]:
+    fn, args = KERNEL.build(p, config)
+    (call,) = trace(fn, args, devices.get(p.device)).calls
+    return call.scopes
+
+
+@pytest.mark.parametrize("partial_mask", ["computed", "stored"])
+def test_step_counts_follow_from_the_tables(partial_mask):
+    p = problem({}, "bfloat16", q_len=4096, kv_len=4096, q_heads=4, kv_heads=2)
+    counts = scopes(p, {"block_q": 1024, "block_kv": 1024, "partial_mask": partial_mask})
+    assert counts["step"] == 6 * 4
+    assert counts["masked_step"] == 4 * 4
+    assert counts["init"] == counts["finalize"] == 4 * 4
+    assert counts[""] == 10 * 4
+    two = scopes(p, {"block_q": 1024, "block_kv": 2048, "partial_mask": partial_mask})
+    assert (two["step"], two["masked_step"], two["masked_step_1"]) == (2 * 4, 2 * 4, 2 * 4)
+
+
+def test_a_mask_of_many_patterns_runs_one_masked_step():
+    documents = {"documents": {"lengths": [1000, 2000, 1096]}}
+    p = problem({"mask": documents}, "bfloat16", q_len=4096, kv_len=4096)
+    counts = scopes(p, {"block_q": 1024, "block_kv": 1024})
+    assert (counts["step"], counts["masked_step"], counts[""]) == (2 * 2, 10 * 2, 12 * 2)
+
+
+def test_causal_tiles_past_the_diagonal_are_not_multiplied():
+    p = problem({}, "bfloat16", q_len=2048, kv_len=2048, q_heads=1)
+    fn, args = KERNEL.build(
+        p, {"block_q": 1024, "block_kv": 1024, "block_q_compute": 256, "block_kv_compute": 256}
+    )
+    (call,) = trace(fn, args, devices.get("v6e")).calls
+    per_tile = 2 * 256 * 256 * (64 + 128)  # V is filled up with the columns that sum the row
+    assert call.scope_flops["masked_step"] == 2 * 10 * per_tile
+    assert call.scope_flops["step"] == 16 * per_tile
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": {"causal": {}}},
+        {"mask": {"all": [{"causal": {}}, {"local": {"left": 4096}}]}},
+        {"mask": {"all": [{"causal": {}}, {"documents": {"lengths": [1820] * 72 + [32]}}]}},
+        {"mask": {"causal": {}}, "segment_ids": True},
+    ],
+    ids=["causal", "local", "documents", "segments"],
+)
+@pytest.mark.parametrize("partial_mask", ["computed", "stored"])
+def test_131072_long_problems_build_and_trace_in_seconds(options, partial_mask):
+    start = time.process_time()
+    p = problem(options, "bfloat16", q_len=131072, kv_len=131072, q_heads=8)
+    config = {
+        "block_q": 1024, "block_kv": 1024, "block_q_compute": 512, "block_kv_compute": 512,
+        "partial_mask": partial_mask,
+    }  # fmt: skip
+    assert KERNEL.illegal(p, config, devices.get("v6e")) is None
+    counts = scopes(p, config)
+    assert counts["init"] == 128 * 8
+    assert time.process_time() - start < 10
+
+
+def test_a_table_larger_than_smem_is_refused_with_both_numbers():
+    p = problem({}, "bfloat16", q_len=131072, kv_len=131072)
+    reason = KERNEL.illegal(p, SMALL, devices.get("v6e"))
+    assert reason == (
+        "block_q 128 x block_kv 128 is too small: its table of 524800 steps takes 6297600 bytes "
+        "of SMEM, v6e has 1048576"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"block_q": 100}, "block_q 100 is not a positive multiple of 128"),
+        ({"block_kv": 384, "block_kv_compute": 256}, "256 does not divide block_kv 384"),
+        ({"block_kv_compute": 64}, "block_kv_compute 64 is not a positive multiple of 128"),
+        ({"partial_mask": "guessed"}, "partial_mask 'guessed' is not one of computed, stored"),
+        ({"vmem_limit_bytes": 2**30}, "vmem_limit_bytes 1073741824 is above v6e's VMEM"),
+    ],
+)  # fmt: skip
+def test_an_illegal_block_is_refused_with_both_numbers(config, says):
+    reason = KERNEL.illegal(
+        problem(q_len=2048, kv_len=2048), {**SMALL, **config}, devices.get("v6e")
+    )
+    assert says in str(reason)
+
+
+def test_equal_runs_are_one_candidate():
+    short = problem(q_len=128, kv_len=128)
+    runs = [KERNEL.canonical(short, {"block_q": b, "block_kv": b}) for b in (128, 256, 512)]
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0]["block_kv_compute"] == 128
+    full = problem({"mask": {"full": {}}})
+    stored = KERNEL.canonical(full, {**SMALL, "partial_mask": "stored"})
+    assert stored["partial_mask"] == "computed", "no block is cut, so nothing is stored"
+    odd = KERNEL.canonical(short, {"block_q": 100, "block_kv": 128})
+    assert odd == {"block_q": 100, "block_kv": 128}, "an illegal config stays as it is"
+
+
+def test_the_default_is_what_jax_gives_who_passes_no_block_sizes():
+    from jax.experimental.pallas.ops.tpu.splash_attention import BlockSizes
+
+    theirs, ours = BlockSizes.get_default(), KERNEL.default(problem(), devices.get("v6e"))
+    for name in ("block_q", "block_kv", "block_kv_compute"):
+        assert ours[name] == getattr(theirs, name)
+    assert KERNEL.illegal(problem(), ours, devices.get("v6e")) is None
+
+
+def test_every_value_of_the_space_passes_its_own_check():
+    for device in devices.DEVICES.values():
+        for name, tunable in KERNEL.tunables(problem(q_len=4096, kv_len=4096), device).items():
+            assert tunable.values
+            assert all(tunable.check(value) is None for value in tunable.values), name
+            assert tunable.check("nonsense"), f"{name} takes anything"
+
+
+def test_flops_count_visible_pairs_only():
+    one_head = {"q_heads": 1, "head_dim_qk": 128, "head_dim_v": 128}
+    aligned = problem(q_len=128, kv_len=256, **one_head)
+    assert KERNEL.flops(aligned) == 2 * 256 * (128 * 128 + 8256)
+    huge = problem({"mask": {"full": {}}}, batch=4, q_len=2**20, kv_len=2**20, **one_head)
+    assert KERNEL.flops(huge) == 2 * 256 * 2**42
+    heads = problem({"mask": LOCAL}, batch=3, q_heads=4, kv_heads=2)
+    assert KERNEL.flops(heads) == 12 * KERNEL.flops(problem({"mask": LOCAL}, q_heads=1))
+
+
+def test_masks_that_mean_the_same_are_one_problem_and_others_are_not():
+    spelled = [
+        {"all": [{"causal": {}}, {"local": {"left": 60}}]},
+        {"all": [{"local": {"left": 60, "right": None}}, {"full": {}}, {"causal": {"offset": 0}}]},
+    ]
+    assert len({problem({"mask": mask}).key for mask in spelled}) == 1
+    assert problem({"mask": {"causal": {}}}).key == problem().key
+    different = [{"causal": {"offset": 1}}, LOCAL, DOCUMENTS, {"full": {}}]
+    assert len({problem({"mask": mask}).key for mask in different}) == len(different)
+    assert problem({"segment_ids": True}).key != problem().key
+
+
+def test_a_soft_cap_of_zero_is_off():
+    assert problem({"logit_soft_cap": 0}).key == problem().key
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "says"),
+    [
+        ({"mask": {"documents": {"lengths": [100, 100]}}}, {}, "sum to 200, not kv_len 256"),
+        ({"mask": {"causal": {"offset": -256}}}, {}, "none of 256 queries sees any of 256 keys"),
+        ({"mask": {"casual": {}}}, {}, "did you mean 'causal'"),
+        ({"mask": {"local": {"left": -1}}}, {}, "local left is a whole number from 0"),
+        ({"segment_ids": 1}, {}, "true or false"),
+        ({"logit_soft_cap": -1.0}, {}, "a positive number"),
+        ({"logit_soft_cap": 100.0, "max_logit_const": 0.0}, {}, "not safe with logit_soft_cap"),
+        ({}, {"q_heads": 6, "kv_heads": 4}, "kv_heads 4 do not divide q_heads 6"),
+        ({}, {"q_len": 2**25, "kv_len": 2**25}, "masks go up to 16777216"),
+    ],
+)  # fmt: skip
+def test_an_impossible_problem_is_refused_in_one_line(options, shape, says):
+    with pytest.raises(InputError) as caught:
+        problem(options, **shape)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.path
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ((None, np.zeros((1, 256), np.int32)), "q_segment_ids has shape None"),
+        ((np.zeros((1, 256), np.int32), np.zeros((256,), np.int32)), r"\(256,\); \(1, 256\)"),
+    ],
+)
+def test_segment_ids_of_the_wrong_shape_are_refused_in_the_wrapper(ids, says):
+    q, k, v = KERNEL.inputs(problem(), jax.random.key(0))
+    with pytest.raises(ValueError, match=says):
+        splash.splash(
+            q, k, v, *ids, mask=splash.space.mask_of(problem()),
+            block_sizes=splash.BlockSizes(**SMALL),
+        )  # fmt: skip
+
+
+# Planted faults: each makes the numeric check fail, or the check is worth nothing.
+
+
+@pytest.fixture
+def caught(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def run_it(p: Problem, arrays: Any = None, config: dict[str, Any] | None = None) -> None:
+        with pytest.raises(AssertionError):
+            check(p, config or {}, arrays, tolerance=0.02)
+
+    return run_it
+
+
+def test_a_mask_offset_by_one_is_caught(caught, monkeypatch):
+    real = splash_codes.row_bounds
+
+    def shifted(*args: Any) -> Any:
+        bounds = real(*args)
+        return dataclasses.replace(bounds, values=bounds.values + 1)
+
+    monkeypatch.setattr(splash_codes, "row_bounds", shifted)
+    caught(problem({"residuals": True}))
+
+
+def test_a_key_edge_that_is_not_masked_is_caught(caught, monkeypatch):
+    monkeypatch.setattr(anchored_softmax, "_valid", lambda *args: None)
+    caught(problem({"mask": {"full": {}}}, kv_len=200))
+
+
+def test_a_missing_rescale_is_caught(caught, monkeypatch):
+    monkeypatch.setattr(anchored_softmax, "rescale", lambda *args: None)
+    p = problem()
+    caught(p, extreme(p, 300.0))
+
+
+def test_a_wrong_group_map_is_caught(caught, monkeypatch):
+    monkeypatch.setattr(splash.at, "quotient", lambda head, group: head % group)
+    caught(problem(q_heads=4, kv_heads=2))
+
+
+def test_an_unstored_last_block_is_caught(caught, monkeypatch):
+    real = splash_codes.actions
+
+    def unclosed(*args: Any) -> Any:
+        word = real(*args)
+        word[-1] &= ~splash_codes.LAST
+        return word
+
+    monkeypatch.setattr(splash_codes, "actions", unclosed)
+    caught(problem())
+
+
+def test_a_cut_tile_taken_for_full_is_caught(caught, monkeypatch):
+    real = splash_codes.code_tiles
+
+    def filled(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        return {code: np.where(t == PARTIAL, FULL, t) for code, t in found.items()}
+
+    monkeypatch.setattr(splash_codes, "code_tiles", filled)
+    caught(problem())

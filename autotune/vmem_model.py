@@ -118,7 +118,8 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
 
     * bf16, k and n from `device.spill_from`: L less at most 192 KiB; on v4 to v6e with m and k from
       1024 L and 336 KiB more;
-    * f32, k and n from 512: 0.9 L and more; on v4 to v6e with m up to 512 4.1 L and more.
+    * f32, k and n from 512: 0.9 L and more; 4.1 L and more on v4 to v5p (n from 256 already) and,
+      with m up to 512, on v6e.
 
     Other widths may need nothing.
     """
@@ -128,8 +129,9 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
     if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from:
         big = older and min(dot.m, dot.k) >= 1024
         least = held + (REGISTERS_BYTES if big else -REGISTERS_BYTES)
-    elif dot.loaded and dot.passes == 6 and min(dot.k, dot.n) >= 512:
-        least = (3 * held if older and dot.m <= 512 else held // 2) - REGISTERS_BYTES
+    elif dot.loaded and dot.passes == 6 and dot.k >= 512 and dot.n >= 2 * device.mxu_size:
+        parts = device.mxu_size == 128 or (older and dot.m <= 512)
+        least = (3 * held if parts else held // 2) - REGISTERS_BYTES
     return max(0, least)
 
 

@@ -50,7 +50,8 @@ def near_limit(kernel: base.Kernel, problem: Problem, device: Device, number: in
     """Tasks whose bill is 0.7 to 1.6 times the limit, evenly spread, with our verdicts."""
     limits = tuple(n * MIB for n in LIMITS_MIB if n * MIB <= device.usable_vmem_bytes)
     names = kernel.tunables(problem, device)
-    overrides = {"vmem_limit_bytes": (None, *limits)} if "vmem_limit_bytes" in names else {}
+    wanted = {"vmem_limit_bytes": (None, *limits), "buffers": (2,)}
+    overrides = {name: values for name, values in wanted.items() if name in names}
     legal = space.candidates(kernel, problem, device, overrides).legal
     drawn = random.Random(0).sample(legal, min(TRACED, len(legal)))
     found: list[tuple[float, Task, str | None]] = []
@@ -105,10 +106,10 @@ def report(problem: Problem, foreseen: Foreseen, verdicts: dict[Task, Compiled])
     for task in wrong:
         print(f"  refused wrongly: {task.candidate.json}: {foreseen[task]}")
     for task, reason in foreseen.items():
-        if verdicts[task].status == "oom" and reason is None:
-            print(
-                f"  not foreseen: {task.candidate.json}: {verdicts[task].reason}", file=sys.stderr
-            )
+        verdict = verdicts[task]
+        if verdict.status not in ("ok", "oom") or (verdict.status == "oom" and reason is None):
+            told = f"{verdict.status}: {verdict.reason}"
+            print(f"  {task.problem.device} {task.candidate.json}: {told}", file=sys.stderr)
     return refused, counts["oom", True]
 
 

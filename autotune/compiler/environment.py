@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
+
+from autotune.versions import installed
 
 # Compile-only libtpu, quiet and next to others: no metadata server, no lock file, no log files.
 # Never set in the parent: on a TPU host the measuring process must not have these.
@@ -42,14 +43,9 @@ def unavailable() -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the installed jax and libtpu, without importing them."""
-    found: dict[str, str | None] = {}
-    for name in ("jax", "libtpu"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    """Versions of the installed jax and libtpu: what compiles, so part of every cache key."""
+    found = installed()
+    return {name: found[name] for name in ("jax", "libtpu")}
 
 
 def worker_environment(parent: Mapping[str, str], dump_folder: str) -> dict[str, str]:

@@ -108,7 +108,7 @@ class Device:
 
 
 _FP8_5_6 = frozenset({"float32", "bfloat16", "int8", "int4", "float8_e5m2", "float8_e4m3b11fnuz"})
-_V6E_FIT = "fitted to 16 JAX splash block choices measured on v6e (docs/architecture.md)"
+_V6E_FIT = "fitted to 16 JAX splash block choices measured on v6e (docs/vmem-and-latency-model.md)"
 _NEAREST_V6E = "nearest generation with data (v6e); not fitted for this chip"
 
 DEVICES: dict[str, Device] = {

@@ -80,13 +80,16 @@ def _judged(
     return ratio, cost_model.rejection(program, device)
 
 
-def cases(kernels: list[str], names: list[str]) -> Iterator[tuple[base.Kernel, Problem, Device]]:
+def cases(
+    kernels: list[str], names: list[str], dtypes: list[str]
+) -> Iterator[tuple[base.Kernel, Problem, Device]]:
     for kernel_name in kernels:
         kernel = base.load(kernel_name)
         for name in names:
             for shape, dtype in CASES[kernel_name]:
-                problem = base.make_problem(kernel, device=name, shape=shape, dtype=dtype)
-                yield kernel, problem, devices.get(name)
+                if dtype in dtypes:
+                    problem = base.make_problem(kernel, device=name, shape=shape, dtype=dtype)
+                    yield kernel, problem, devices.get(name)
 
 
 def report(problem: Problem, foreseen: Foreseen, verdicts: dict[Task, Compiled]) -> tuple[int, int]:
@@ -117,13 +120,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--devices", default=",".join(DEVICES))
     options.add_argument("--kernels", default=",".join(n for n in CASES if n in base.REGISTRY))
+    options.add_argument("--dtypes", default="bfloat16,float32")
     options.add_argument("--number", type=int, default=12, help="compiles per line")
     options.add_argument("--jobs", type=int, default=1)
     chosen = options.parse_args()
     print("kernel     device dtype     compiled refusals  foreseen  share  wrong  other")
     refused = foreseen = 0
     with CompilePool(jobs=chosen.jobs, timeout_s=300) as pool:
-        for kernel, problem, device in cases(chosen.kernels.split(","), chosen.devices.split(",")):
+        names = (chosen.kernels, chosen.devices, chosen.dtypes)
+        for kernel, problem, device in cases(*(given.split(",") for given in names)):
             tasks = near_limit(kernel, problem, device, chosen.number)
             line = report(problem, tasks, dict(pool.run(tasks)))
             refused, foreseen = refused + line[0], foreseen + line[1]

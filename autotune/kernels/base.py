@@ -251,6 +251,7 @@ REGISTRY: dict[str, str] = {
     "flash_fwd": "autotune.kernels.flash_fwd",
     "flash_dq": "autotune.kernels.flash_dq",
     "flash_dkv": "autotune.kernels.flash_dkv",
+    "splash": "autotune.kernels.splash",
 }
 
 

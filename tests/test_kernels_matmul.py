@@ -99,6 +99,12 @@ def test_two_hundred_drawn_problems_agree_with_the_float64_reference(case):
 THREE_BLOCKS = (40, 300, 290)  # three blocks an axis, the last of each cut by the edge
 
 
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+def test_an_edge_at_a_lane_tile_needs_no_mask_and_agrees(transpose_rhs):
+    p = problem(16, 640, 130, dtype="float32", transpose_rhs=transpose_rhs)
+    agrees((p, config(16, 256, 130), 2))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_three_uneven_blocks_an_axis_agree_with_the_reference(dtype):
     agrees((problem(*THREE_BLOCKS, dtype=dtype), config(16, 128, 128), 1))
@@ -132,14 +138,15 @@ def test_a_long_bf16_sum_passes_and_one_skipped_block_of_it_does_not(monkeypatch
 FAULTS = {
     "K edge of x not masked": (
         "_kernel",
-        "x = _zero_past(x_ref[...], axis=1, valid=edge)",
-        "x = x_ref[...]",
+        "x = _zero_past(x_ref[:, :used], axis=1, valid=edge)",
+        "x = x_ref[:, :used]",
     ),
     "K edge of y not masked": (
         "_kernel",
-        "y = _zero_past(y_ref[...], axis=1 if transpose_rhs else 0, valid=edge)",
-        "y = y_ref[...]",
+        "y = _zero_past(y_ref[:used, :], axis=0, valid=edge)",
+        "y = y_ref[:used, :]",
     ),
+    "K edge cut too short": ("_kernel", "used = round_up(edge, LANES)", "used = edge // 8 * 8"),
     "K mask offset by one": (
         "_zero_past",
         "jnp.where(index < valid, block, jnp",

@@ -24,6 +24,7 @@ from autotune.candidate import Config
 from autotune.errors import InputError
 from autotune.kernels import matmul_space as space
 from autotune.kernels import reference
+from autotune.kernels.attention import LANES, round_up
 from autotune.kernels.base import Call, Kernel, choice, flag
 from autotune.kernels.matmul_space import BlockSizes
 from autotune.problem import Problem
@@ -73,6 +74,8 @@ def _dot(x: jax.Array, y: jax.Array, *, transpose_rhs: bool, out_dtype: Any) -> 
 
 def _zero_past(block: jax.Array, *, axis: int, valid: int) -> jax.Array:
     """`block` with zeros from `valid` on along `axis`."""
+    if block.shape[axis] == valid:
+        return block
     index = lax.broadcasted_iota(jnp.int32, block.shape, axis)
     if block.dtype.itemsize == 1:  # 8-bit selects do not exist on every chip
         wide = jnp.int32 if block.dtype == jnp.int8 else jnp.float32
@@ -114,9 +117,14 @@ def _kernel(
         @pl.when(step == last)
         def _() -> None:
             with jax.named_scope("masked_step"):
-                # Both sides: what lies past the edge may be NaN, and NaN · 0 is NaN.
-                x = _zero_past(x_ref[...], axis=1, valid=edge)
-                y = _zero_past(y_ref[...], axis=1 if transpose_rhs else 0, valid=edge)
+                # Only the lane tiles that hold valid columns are multiplied, and the last of them
+                # is zeroed past the edge on both sides: NaN may lie there, and NaN · 0 is NaN.
+                used = round_up(edge, LANES)
+                x = _zero_past(x_ref[:, :used], axis=1, valid=edge)
+                if transpose_rhs:
+                    y = _zero_past(y_ref[:, :used], axis=1, valid=edge)
+                else:
+                    y = _zero_past(y_ref[:used, :], axis=0, valid=edge)
                 acc_ref[...] += dot(x, y)
 
     @pl.when(step == last)

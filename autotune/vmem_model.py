@@ -116,8 +116,8 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
     far beyond the registers; for f32 at the highest precision it keeps the bf16 parts it splits it
     into. Measured (docs/vmem-and-latency-model.md):
 
-    * bf16, k and n from `device.spill_from`: L less at most 192 KiB; on v4 to v6e with m and k from
-      1024 L and 336 KiB more;
+    * bf16, k and n from `device.spill_from`: L less at most 192 KiB; with m and k from 1024 (tpu7x:
+      m from 2048) L and 336 KiB more;
     * f32, k and n from 512: 0.9 L and more; 4.1 L and more on v4 to v5p (n from 256 already) and,
       with m up to 512, on v6e.
 
@@ -127,7 +127,7 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
     held, older = dot.m * dot.k * dot.bits // 8, device.generation < 7
     least = 0
     if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from:
-        big = older and min(dot.m, dot.k) >= 1024
+        big = min(dot.m, dot.k) >= 1024 and (older or dot.m >= 2048)
         least = held + (REGISTERS_BYTES if big else -REGISTERS_BYTES)
     elif dot.loaded and dot.passes == 6 and dot.k >= 512 and dot.n >= 2 * device.mxu_size:
         parts = device.mxu_size == 128 or (older and dot.m <= 512)

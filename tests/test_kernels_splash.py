@@ -29,7 +29,7 @@ from autotune.errors import InputError
 from autotune.kernels import anchored_softmax, masks, splash, splash_codes
 from autotune.kernels.attention import MASK_VALUE
 from autotune.kernels.base import make_problem
-from autotune.kernels.mask_table import FULL, PARTIAL
+from autotune.kernels.mask_table import EMPTY, FULL, PARTIAL, table_of
 from autotune.pallas_call import trace
 from autotune.problem import Problem
 
@@ -222,7 +222,8 @@ def test_step_counts_follow_from_the_tables(partial_mask):
     assert counts["masked_step"] == 4 * 4
     assert counts["init"] == counts["finalize"] == 4 * 4
     assert counts[""] == 10 * 4
-    two = scopes(p, {"block_q": 1024, "block_kv": 2048, "partial_mask": partial_mask})
+    blocks = {"block_q": 1024, "block_kv": 2048, "block_kv_compute": 1024}
+    two = scopes(p, {**blocks, "partial_mask": partial_mask})
     assert (two["step"], two["masked_step"], two["masked_step_1"]) == (2 * 4, 2 * 4, 2 * 4)
 
 
@@ -231,6 +232,26 @@ def test_a_mask_of_many_patterns_runs_one_masked_step():
     p = problem({"mask": documents}, "bfloat16", q_len=4096, kv_len=4096)
     counts = scopes(p, {"block_q": 1024, "block_kv": 1024})
     assert (counts["step"], counts["masked_step"], counts[""]) == (2 * 2, 10 * 2, 12 * 2)
+
+
+@pytest.mark.parametrize("lengths", [[700, 900, 300, 1200, 100, 896], [1000, 2000, 1096]])
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_like_tiles_share_a_step_that_leaves_out_nothing_visible(lengths, causal):
+    parts = [{"documents": {"lengths": lengths}}, *([{"causal": {}}] if causal else [])]
+    mask = masks.of({"all": parts})
+    table = table_of(mask, 4096, 4096, 1024, 1024)
+    codes = splash_codes.assign(table, 256, 512, all_cut=False)
+    assert len(codes.tiles) <= splash_codes.MAX_MASKED + 1
+    seen = masks.rows_of(mask, 4096, 4096).dense()
+    left_out = 0
+    for step, code in enumerate(codes.steps.tolist()):
+        row, col = table.rows[step] * 1024, table.cols[step] * 1024
+        tiles = seen[row : row + 1024, col : col + 1024].reshape(4, 256, 2, 512)
+        kinds = codes.tiles[code]
+        assert not tiles.any(axis=(1, 3))[kinds == EMPTY].any(), "a tile left out is empty"
+        assert tiles.all(axis=(1, 3))[kinds == FULL].all(), "a tile left unmasked is full"
+        left_out += int((kinds == EMPTY).sum())
+    assert left_out >= 10, "empty tiles are left out"
 
 
 def test_causal_tiles_past_the_diagonal_are_not_multiplied():
@@ -469,11 +490,12 @@ def test_an_unstored_last_block_is_caught(caught, monkeypatch):
 
 
 def test_a_cut_tile_taken_for_full_is_caught(caught, monkeypatch):
-    real = splash_codes.code_tiles
+    real = splash_codes.assign
 
     def filled(*args: Any, **kwargs: Any) -> Any:
-        found = real(*args, **kwargs)
-        return {code: np.where(t == PARTIAL, FULL, t) for code, t in found.items()}
+        codes = real(*args, **kwargs)
+        tiles = {code: np.where(t == PARTIAL, FULL, t) for code, t in codes.tiles.items()}
+        return dataclasses.replace(codes, tiles=tiles)
 
-    monkeypatch.setattr(splash_codes, "code_tiles", filled)
+    monkeypatch.setattr(splash_codes, "assign", filled)
     caught(problem())

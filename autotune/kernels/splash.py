@@ -91,20 +91,21 @@ def splash(
     table = table_of(mask, shape.q_len, shape.kv_len, blocks.block_q, blocks.block_kv)
     rows = rows_of(mask, shape.q_len, shape.kv_len)
     stored = blocks.partial_mask == "stored" and table.patterns > 0
-    step_codes = codes.step_codes(table)
-    unseen = frozenset(step_codes.tolist()) if ids else codes.unseen_codes(table, step_codes, rows)
-    q_tile, kv_tile = blocks.q_tile, blocks.kv_tile
+    assigned = codes.assign(table, blocks.q_tile, blocks.kv_tile, all_cut=bool(ids))
+    unseen = frozenset(assigned.tiles)
+    if not ids:
+        unseen = codes.unseen_codes(table, assigned.steps, rows)
     tables = Tables(
         table=table,
-        actions=codes.actions(table, step_codes),
+        actions=codes.actions(table, assigned.steps),
         bounds=codes.row_bounds(rows, blocks.block_q, blocks.block_kv),
     )
     plan = SplashPlan(
         shape=shape,
         block_q=blocks.block_q,
         block_kv=blocks.block_kv,
-        q_tile=q_tile,
-        kv_tile=kv_tile,
+        q_tile=blocks.q_tile,
+        kv_tile=blocks.kv_tile,
         scale=shape.scale(scale),
         soft_cap=logit_soft_cap or None,
         shift=max_logit_const,
@@ -116,7 +117,7 @@ def splash(
         sides=() if stored and (ids or not unseen) else tables.bounds.sides,
         stored=stored,
         segment_ids=bool(ids),
-        codes=codes.code_tiles(table, step_codes, q_tile, kv_tile, all_cut=bool(ids)),
+        codes=assigned.tiles,
         unseen=unseen,
     )
     out = _call(plan, tables, out_dtype or q.dtype, blocks.vmem_limit_bytes)(q, k, v, *ids)

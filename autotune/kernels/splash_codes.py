@@ -10,14 +10,14 @@ import numpy.typing as npt
 from autotune.kernels.mask_table import EMPTY, FULL, PARTIAL, MaskTable, Table32, padded_rows
 from autotune.kernels.masks import Intervals
 
-MAX_PATTERNS = 4
-"""Patterns that get code of their own; a mask with more runs one code that masks every tile."""
+MAX_MASKED = 4
+"""Codes of partial blocks: each costs compile time. Blocks that differ only within tiles share."""
 
 FIRST, LAST, CODE_SHIFT = 1, 2, 2
 """Bits of an action word: the step opens its query block, closes it; the code stands above."""
 
 IDLE, UNMASKED, MASKED = 0, 1, 2
-"""Codes: nothing to see; a full block; a partial one, MASKED + n where pattern n has its own."""
+"""Codes: nothing to see; a full block; a partial one is MASKED + n, for the kind of its tiles."""
 
 NOWHERE = 2**30
 """First key of a row that sees none: past every key."""
@@ -71,11 +71,46 @@ def row_bounds(rows: Intervals, block_q: int, block_kv: int) -> Bounds:
     return Bounds(sides=tuple(sides), values=np.array(values, dtype=np.int32).reshape(shape))
 
 
-def step_codes(table: MaskTable) -> Table32:
-    """int32[steps]: the code of each step."""
-    own = table.mask_next if table.patterns <= MAX_PATTERNS else np.zeros_like(table.mask_next)
-    partial = np.where(table.kinds == PARTIAL, MASKED + own, IDLE)
-    return np.where(table.kinds == FULL, UNMASKED, partial).astype(np.int32)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Codes:
+    """The code of each step, and the tiles of every code that occurs (IDLE left out)."""
+
+    steps: Table32
+    tiles: dict[int, Tiles]
+
+
+def assign(table: MaskTable, q_tile: int, kv_tile: int, *, all_cut: bool) -> Codes:
+    """Gives partial blocks whose tiles are alike one code.
+
+    Where the kinds are more than MAX_MASKED, those whose empty tiles save the least share the last
+    code, which leaves out what is empty in all of them.
+
+    Args:
+      all_cut: run-time ids may hide any pair, so that no tile is FULL.
+    """
+    partial = table.kinds == PARTIAL
+    shape = (table.block_q // q_tile, table.block_kv // kv_tile)
+    steps = np.where(table.kinds == FULL, UNMASKED, IDLE)
+    tiles: dict[int, Tiles] = {}
+    if (steps == UNMASKED).any():
+        tiles[UNMASKED] = np.full(shape, PARTIAL if all_cut else FULL)
+    if not partial.any():
+        return Codes(steps=steps.astype(np.int32), tiles=tiles)
+    kinds = _pattern_tiles(table, q_tile, kv_tile).reshape(table.patterns, -1)
+    if all_cut or len(np.unique(kinds, axis=0)) > MAX_MASKED:
+        kinds = np.where(kinds == FULL, PARTIAL, kinds)
+    alike, kind_of = np.unique(kinds, axis=0, return_inverse=True)
+    step_kinds = kind_of.reshape(-1)[table.mask_next[partial]]
+    saved = np.bincount(step_kinds, minlength=len(alike)) * (alike == EMPTY).sum(axis=1)
+    rank = np.zeros(len(alike), np.int64)
+    rank[np.argsort(-saved, kind="stable")] = np.arange(len(alike))
+    code_of = MASKED + np.minimum(rank, MAX_MASKED - 1)
+    steps[partial] = code_of[step_kinds]
+    for code in np.unique(code_of).tolist():
+        own = alike[code_of == code]
+        same = np.where((own == own[0]).all(axis=0), own[0], PARTIAL)
+        tiles[code] = same.reshape(shape)
+    return Codes(steps=steps.astype(np.int32), tiles=tiles)
 
 
 def actions(table: MaskTable, codes: Table32) -> Table32:
@@ -84,32 +119,14 @@ def actions(table: MaskTable, codes: Table32) -> Table32:
     return np.asarray(word, dtype=np.int32)
 
 
-def code_tiles(
-    table: MaskTable, codes: Table32, q_tile: int, kv_tile: int, *, all_cut: bool
-) -> dict[int, Tiles]:
-    """The tiles of every code that occurs, IDLE left out.
-
-    `all_cut`: run-time ids may hide any pair, so that no tile is FULL.
-    """
-    shape = (table.block_q // q_tile, table.block_kv // kv_tile)
-    found = {}
-    for code in np.unique(codes[codes != IDLE]).tolist():
-        if code == UNMASKED:
-            tiles = np.full(shape, FULL, np.int32)
-        elif table.patterns > MAX_PATTERNS:
-            tiles = np.full(shape, PARTIAL, np.int32)
-        else:
-            tiles = _tiles(table, code - MASKED, q_tile, kv_tile)
-        found[code] = np.where(tiles == FULL, PARTIAL, tiles) if all_cut else tiles
-    return found
-
-
-def _tiles(table: MaskTable, pattern: int, q_tile: int, kv_tile: int) -> Tiles:
-    """EMPTY, PARTIAL or FULL for each tile of a pattern, counted from its rows' bounds."""
-    starts = np.arange(0, table.block_kv, kv_tile)[:, None, None]
-    lo, hi = (np.clip(a[pattern] - starts, 0, kv_tile) for a in (table.lo, table.hi))
-    per_row = (hi - lo).sum(axis=1)  # [key tiles, block_q]
-    seen = per_row.reshape(len(starts), -1, q_tile).sum(axis=2).T
+def _pattern_tiles(table: MaskTable, q_tile: int, kv_tile: int) -> Tiles:
+    """int32[patterns, row tiles, key tiles] of EMPTY, PARTIAL, FULL, from the rows' bounds."""
+    columns = []
+    for start in range(0, table.block_kv, kv_tile):
+        lo, hi = (np.clip(bound - start, 0, kv_tile) for bound in (table.lo, table.hi))
+        per_row = (hi - lo).sum(axis=1)  # [patterns, block_q]
+        columns.append(per_row.reshape(len(per_row), -1, q_tile).sum(axis=2))
+    seen = np.stack(columns, axis=2)
     kinds = np.where(seen == q_tile * kv_tile, FULL, PARTIAL)
     return np.asarray(np.where(seen == 0, EMPTY, kinds), dtype=np.int32)
 

@@ -1,8 +1,8 @@
 """The body of splash: one active block of the mask a step, following prefetched tables.
 
 A step's action word says whether it opens and closes its query block, and which code it runs: the
-unmasked step; the step of one of a few patterns, which leaves out the tiles that its pattern
-empties and masks only those it cuts; or the step that masks every tile.
+unmasked step, or one of a few masked steps, which leave out the tiles that are empty in all of
+their blocks and mask only those that are cut in some.
 """
 
 from __future__ import annotations

@@ -238,6 +238,25 @@ def test_blocks_longer_than_the_sequence_are_one_candidate():
 
 
 @pytest.mark.parametrize(
+    ("length", "tile"), [(128, 128), (300, 384), (640, 128), (700, 384), (1000, 512), (5000, 512)]
+)
+def test_a_tile_that_does_not_divide_its_clamped_block_becomes_the_next_smaller(length, tile):
+    p = problem((1, 1), (length, length), (64, 64))
+    ran = KERNEL.canonical(p, config(2048, 2048, 512, 512))
+    assert ran["block_q_compute"] == ran["block_kv_compute"] == tile
+
+
+def test_the_vmem_limit_is_raised_where_the_largest_tile_needs_it():
+    for device, dims, dtype, want in (
+        ("v6e", (128, 128), "bfloat16", None),
+        ("v5e", (256, 256), "bfloat16", 120 * 2**20),
+        ("v4", (256, 256), "float32", None),
+    ):
+        p = problem((1, 1), (4096, 4096), dims, device=device, dtype=dtype)
+        assert KERNEL.tunables(p, devices.get(device))["vmem_limit_bytes"].values == (want,)
+
+
+@pytest.mark.parametrize(
     ("tiles", "words"),
     [
         ((100, 128, 128, 128), "block_q 100 is not a positive multiple of 128"),

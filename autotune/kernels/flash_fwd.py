@@ -25,7 +25,7 @@ from autotune.errors import InputError
 from autotune.kernels import anchored_softmax as softmax
 from autotune.kernels import attention as at
 from autotune.kernels import flash_fwd_kernel, reference
-from autotune.kernels.attention import AttentionShape
+from autotune.kernels.attention import LANES, AttentionShape
 from autotune.kernels.base import Call, Kernel, Tunable, choice, flag, number
 from autotune.kernels.flash_fwd_plan import Plan, Refs
 from autotune.kernels.matmul_space import vmem_limit_tunable
@@ -61,17 +61,24 @@ class BlockSizes:
     def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
         """What runs on these lengths: blocks no longer than the padded length, nulls filled in.
 
-        A dot's tile that no longer divides its clamped block becomes their common divisor.
+        A dot's tile that no longer divides its clamped block becomes the next smaller that does.
         """
         block_q = at.clamp_block(self.block_q, q_len)
         block_kv = at.clamp_block(self.block_kv, kv_len)
         return BlockSizes(
             block_q=block_q,
             block_kv=block_kv,
-            block_q_compute=math.gcd(self.block_q_compute or block_q, block_q),
-            block_kv_compute=math.gcd(self.block_kv_compute or block_kv, block_kv),
+            block_q_compute=_largest_tile(block_q, self.block_q_compute),
+            block_kv_compute=_largest_tile(block_kv, self.block_kv_compute),
             vmem_limit_bytes=self.vmem_limit_bytes,
         )
+
+
+def _largest_tile(block: int, most: int | None) -> int:
+    """The largest multiple of 128 up to `most` that divides `block`; all of it where None."""
+    if most is None or most >= block:
+        return block
+    return next(tile for tile in range(most, 0, -LANES) if block % tile == 0)
 
 
 def flash_fwd(
@@ -241,15 +248,26 @@ def tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]:
             check=lambda value: None if value is None else at.allowed_block(value),
         )
 
-    limit = vmem_limit_tunable(device)
     return {
         "block_q": blocks(q_len, 512, 1024, 2048),
         "block_kv": blocks(kv_len, 512, 1024, 2048),
         "block_q_compute": compute(q_len, 256, 512),
         "block_kv_compute": compute(kv_len, 512, 1024),
-        # The largest tile here takes 11 MiB in bf16: the default limit is enough everywhere.
-        "vmem_limit_bytes": Tunable(values=(None,), check=limit.check),
+        "vmem_limit_bytes": _vmem_limit(problem, device),
     }
+
+
+def _vmem_limit(problem: Problem, device: Device) -> Tunable:
+    """The default limit where 2048 x 2048 fits it with a quarter to spare, else the raised one."""
+    itemsize, shape = jnp.dtype(problem.dtype).itemsize, AttentionShape.of(problem)
+    acc = at.round_up(shape.head_dim_v + 1, LANES)
+    windows = (
+        2 * 2 * itemsize * (at.round_up(shape.head_dim_qk, LANES) + acc)
+    )  # q, k, v, out, twice
+    scratch = 4 * (2 * acc + 4 * LANES)  # accumulator and its backup; anchors, maxima, sums
+    limit = vmem_limit_tunable(device)
+    fits = 2048 * (windows + scratch) <= device.scoped_vmem_bytes * 3 // 4
+    return Tunable(values=limit.values[:1] if fits else limit.values[-1:], check=limit.check)
 
 
 def illegal(problem: Problem, config: Config, device: Device) -> str | None:

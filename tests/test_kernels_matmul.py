@@ -105,6 +105,14 @@ def test_an_edge_at_a_lane_tile_needs_no_mask_and_agrees(transpose_rhs):
     agrees((p, config(16, 256, 130), 2))
 
 
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+def test_a_tall_block_multiplied_in_parts_agrees(transpose_rhs, monkeypatch):
+    monkeypatch.setattr(module, "TALL_ROWS", 16)
+    monkeypatch.setattr(module, "PART_ROWS", 16)
+    p = problem(90, 300, 200, transpose_rhs=transpose_rhs)
+    assert run(KERNEL, p, config(48, 128, 128)).error() <= tolerance(p)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_three_uneven_blocks_an_axis_agree_with_the_reference(dtype):
     agrees((problem(*THREE_BLOCKS, dtype=dtype), config(16, 128, 128), 1))
@@ -127,9 +135,9 @@ def test_a_long_bf16_sum_passes_and_one_skipped_block_of_it_does_not(monkeypatch
     plant(
         monkeypatch,
         module,
-        "acc_ref[...] += dot(x_ref[...], y_ref[...])",
+        "acc_ref[rows, :] += dot(x_ref[rows, :], y_ref[...])",
         "column = lax.broadcasted_iota(jnp.int32, x_ref.shape, 1) + 1024 * step\n"
-        "            acc_ref[...] += dot(jnp.where(column < 128, 0, x_ref[...]), y_ref[...])",
+        "                acc_ref[...] += dot(jnp.where(column < 128, 0, x_ref[...]), y_ref[...])",
         "_kernel",
     )
     assert run(KERNEL, p, blocks).error() > BF16_TOLERANCE
@@ -138,8 +146,8 @@ def test_a_long_bf16_sum_passes_and_one_skipped_block_of_it_does_not(monkeypatch
 FAULTS = {
     "K edge of x not masked": (
         "_kernel",
-        "x = _zero_past(x_ref[:, :used], axis=1, valid=edge)",
-        "x = x_ref[:, :used]",
+        "x = _zero_past(x_ref[rows, :used], axis=1, valid=edge)",
+        "x = x_ref[rows, :used]",
     ),
     "K edge of y not masked": (
         "_kernel",
@@ -152,7 +160,7 @@ FAULTS = {
         "jnp.where(index < valid, block, jnp",
         "jnp.where(index < valid - 1, block, jnp",
     ),
-    "last K step left out": ("_kernel", "acc_ref[...] += dot(x, y)", "pass"),
+    "last K step left out": ("_kernel", "acc_ref[rows, :] += dot(x, y)", "pass"),
     "accumulator not zeroed": ("_kernel", "acc_ref[...] = jnp.zeros_like(acc_ref)", "pass"),
     "last block not stored": (
         "_kernel",

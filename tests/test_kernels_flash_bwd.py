@@ -25,8 +25,8 @@ from autotune.errors import InputError
 from autotune.kernels import flash_bwd, flash_dkv, flash_dq, reference
 from autotune.kernels.attention import MASK_VALUE, AttentionShape
 from autotune.kernels.base import make_problem
-from autotune.kernels.flash_bwd import Blocks
 from autotune.kernels.flash_bwd_problem import reference_gradients
+from autotune.kernels.flash_bwd_tiles import Blocks
 from autotune.pallas_call import trace
 from autotune.problem import Problem
 

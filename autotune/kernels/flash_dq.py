@@ -28,8 +28,6 @@ from autotune.kernels.base import Call, Kernel
 from autotune.kernels.flash_bwd import (
     NN,
     PADDED_LSE,
-    Blocks,
-    Cut,
     Operands,
     Softmax,
     abstract,
@@ -48,6 +46,7 @@ from autotune.kernels.flash_bwd_problem import (
     space,
     transposes_output,
 )
+from autotune.kernels.flash_bwd_tiles import Blocks, Cut, Place, largest_tile, queries_at
 from autotune.problem import Problem
 
 
@@ -114,26 +113,21 @@ def _kernel(
         with jax.named_scope("init"):
             acc_ref[...] = jnp.zeros_like(acc_ref)
 
-    def step(cut: Cut | None) -> None:
-        residuals = refs.residuals()
-        k_t = k_ref[...].T if transposed else None
-        for strip in blocks.strips("q", cut):
-            total = None
-            for tile in strip:
-                ds = refs.gradients(tile, cut, residuals)[1].astype(k_ref.dtype)
-                part = (
-                    dot(ds, k_ref[tile.keys], NN) if k_t is None else dot(k_t[:, tile.keys], ds, NN)
-                )
-                total = part if total is None else total + part
+    def step(place: Place, cut: Cut | None) -> None:
+        tile = refs.at(place, blocks)
+        queries = queries_at(place, blocks)
+        acc = acc_ref.at[:, queries] if transposed else acc_ref.at[queries]
+        residuals = tile.residuals()
+        k = tile.k[...].T if transposed else tile.k
+        for dots in blocks.dots("q", cut):
+            ds = tile.gradients(dots, cut, residuals)[1].astype(k_ref.dtype)
             if transposed:
-                acc_ref[:, strip[0].queries] += total
+                acc[:, dots.queries] += dot(k[:, dots.keys], ds, NN)
             else:
-                acc_ref[strip[0].queries] += total
+                acc[dots.queries] += dot(ds, k[dots.keys], NN)
 
-    if blocks.causal:  # a padded key is a future one: no row that is kept sees it
-        blocks.dispatch(step, q_block, kv_block)
-    else:
-        blocks.dispatch_edge(step, kv_block)
+    # With a causal mask, a padded key is a future one: no row that is kept sees it.
+    blocks.each_tile(step, q_block, kv_block, output="q", hide_padded_keys=True)
 
     @pl.when(kv_block == blocks.kv_blocks - 1)
     def _() -> None:
@@ -179,7 +173,7 @@ def flash_dq(
         kv_len=shape.kv_len,
         block_q=b.block_q_major,
         block_kv=b.block_kv_major,
-        tile_q=b.block_q_major,
+        tile_q=largest_tile(b.block_q_major),
         tile_kv=b.block_kv,
         causal=causal,
     )

@@ -49,13 +49,18 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scratch:
-    """One scratch operand: VMEM / SMEM bytes padded to the native tile (semaphores are 0)."""
+    """One scratch operand: VMEM / SMEM bytes padded to the native tile (semaphores are 0).
+
+    `carried`: a step may read it before it wrote it. Other scratch is a value that the compiler may
+    keep anywhere, and costs nothing for sure.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     memory: str
     bytes: int
+    carried: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

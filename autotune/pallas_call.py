@@ -18,6 +18,7 @@ from autotune.traced.counts import Weight
 from autotune.traced.dots import dots
 from autotune.traced.outer_code import FoundCall, as_array, find_calls
 from autotune.traced.scalar_code import UNKNOWN, ScalarCode, Table, Value
+from autotune.traced.scratch_use import is_carried
 from autotune.traced.temporaries import temporaries_bytes
 from autotune.traced.timeline import Operand, timeline
 
@@ -213,9 +214,11 @@ def _sum(happens: np.ndarray, elements: np.ndarray | int) -> int:
 def _scratch(mapping: Any, body: Any, index_count: int) -> tuple[Scratch, ...]:
     """Scratch operands, and the prefetched tables, which live in SMEM for the whole call."""
     prefetched = [("prefetch", var.aval) for var in body.invars[:index_count]]
+    operands = body.invars[len(body.invars) - len(mapping.scratch_avals) :]
     scratch = [("scratch", aval) for aval in mapping.scratch_avals]
+    carried = [True] * len(prefetched), [is_carried(body, var) for var in operands]
     found = []
-    for group in (prefetched, scratch):
+    for group, needed in zip((prefetched, scratch), carried, strict=True):
         for n, (label, aval) in enumerate(group):
             memory = "smem" if label == "prefetch" else _memory(aval.memory_space)
             held = memory in ("vmem", "smem")  # semaphores are no memory of ours
@@ -223,7 +226,7 @@ def _scratch(mapping: Any, body: Any, index_count: int) -> tuple[Scratch, ...]:
             found.append(
                 Scratch(
                     name=f"{label} {n}", shape=tuple(aval.shape), dtype=str(aval.dtype),
-                    memory=memory, bytes=size,
+                    memory=memory, bytes=size, carried=needed[n],
                 )
             )  # fmt: skip
     return tuple(found)

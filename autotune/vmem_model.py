@@ -28,8 +28,8 @@ class Allocation:
       name: operand label, `scratch 0` or `temporaries`.
       kind: `window`, `scratch` or `temporary`.
       bytes: all its buffers, padded to the native tile.
-      may_vanish: XLA may park the whole operand in VMEM outside the kernel's limit, so the
-        window may cost nothing.
+      may_vanish: it may cost nothing: a window, because XLA may park the whole operand in VMEM
+        outside the kernel's limit; scratch, because every step writes it before reading it.
     """
 
     name: str
@@ -98,7 +98,7 @@ def vmem_bill(call: PallasCall, device: Device) -> VmemBill:
         if w.memory == "vmem"
     )
     scratch = (
-        Allocation(name=s.name, kind="scratch", bytes=s.bytes)
+        Allocation(name=s.name, kind="scratch", bytes=s.bytes, may_vanish=not s.carried)
         for s in call.scratch
         if s.memory == "vmem" and s.bytes
     )

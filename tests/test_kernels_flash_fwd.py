@@ -151,8 +151,8 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
     "mask offset by one": (
         flash_fwd_kernel,
         "CutByDiagonal",
-        "column - row <= rows_start",
-        "column - row < rows_start",
+        "column - row <= rows.start",
+        "column - row < rows.start",
     ),
     "V past the end not masked": (anchored_softmax, "_values", "if valid is not None", "if False"),
     "missing rescale": (
@@ -346,7 +346,7 @@ def test_the_wrapper_refuses_arrays_that_do_not_belong_together():
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", ["v5e", "v6e", "tpu7x"])  # the others: nightly
 def test_the_default_and_a_causal_block_compile(chip):
     p = problem((2, 1), (600, 700), (80, 128), device=chip, causal=True, residuals=True)
     assert KERNEL.default is not None

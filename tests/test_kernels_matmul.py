@@ -333,7 +333,7 @@ def test_int8_inputs_cover_the_range_and_gelu_matches_jax():
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", ["v5e", "v6e", "tpu7x"])  # the others: nightly
 def test_the_default_and_an_uneven_block_compile(chip):
     p = problem(520, 1100, 640, device=chip, epilogue="silu")
     assert KERNEL.default is not None

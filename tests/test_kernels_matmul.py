@@ -247,6 +247,17 @@ def test_an_illegal_config_is_refused_with_both_numbers(blocks, words):
     assert KERNEL.illegal(p, blocks, devices.get("tpu7x")) == words
 
 
+def test_one_block_of_m_or_n_leaves_one_grid_order():
+    p = problem(512, 512, 1024)
+    for blocks, order in (
+        ((512, 256, 256), "mn"),
+        ((256, 256, 1024), "mn"),
+        ((256, 256, 256), "nm"),
+    ):
+        canonical = KERNEL.canonical(p, config(*blocks, grid_order="nm"))
+        assert canonical["grid_order"] == order
+
+
 @pytest.mark.parametrize(("device", "mib"), [("v4", 16), ("v5e", 128), ("v5p", 64), ("tpu7x", 64)])
 def test_a_vmem_limit_goes_up_to_the_core_and_no_further(device, mib):
     # Field report V5: limits of 100 and 128 MiB copied between chips.

@@ -298,6 +298,7 @@ KERNEL = Kernel(
     dtypes=DTYPES,
     check=check,
     illegal=space.illegal,
+    canonical=space.canonical,
     default=space.default,
     inputs=inputs,
     reference=reference.matmul,

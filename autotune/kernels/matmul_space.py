@@ -153,6 +153,15 @@ def _buffers_check(value: Scalar) -> str | None:
     return None if whole and value in BUFFERS else "1 or 2"
 
 
+def canonical(problem: Problem, config: Config) -> Config:
+    """One grid order where both are the same walk: m or n is a single block."""
+    single = any(
+        isinstance(size := config[name], int) and size >= problem.shape[axis]
+        for name, axis in (("bm", "m"), ("bn", "n"))
+    )
+    return {**config, "grid_order": "mn"} if single else config
+
+
 def illegal(problem: Problem, config: Config, device: Device) -> str | None:
     """Why the config cannot run on this problem and device, with both numbers; None when it can."""
     try:

@@ -81,7 +81,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
     tiles = draw(
         st.sampled_from(
-            [(128, 128, 128, 128), (256, 128, 128, 128), (128, 256, 128, 128), (256, 256, 256, 128)]
+            [(128, 128, 128, 128), (256, 128, 128, 128), (128, 256, 128, 128), (256, 256, 256, 256)]
         )
     )
     # Under a max-logit constant logits beyond its range are the caller's mistake.
@@ -120,6 +120,13 @@ HARD_TILES = config(128, 128, 128, 128)
 def test_three_uneven_causal_blocks_an_axis_agree_with_the_reference(device, gain):
     p = problem((2, 1), (300, 330), (64, 128), device=device, dtype="float32", causal=True)
     agrees((p, HARD_TILES, 1, gain))
+
+
+@pytest.mark.parametrize("lengths", [(512, 512), (520, 600)])
+@pytest.mark.parametrize("gain", [1.0, 40.0])
+def test_tiles_that_the_diagonal_halves_agree_with_the_reference(lengths, gain):
+    p = problem((1, 1), lengths, (64, 64), dtype="float32", causal=True, residuals=True)
+    agrees((p, config(256, 256, 256, 256), 1, gain))
 
 
 def test_rows_that_see_no_key_give_zeros_and_a_defined_lse():

@@ -113,8 +113,8 @@ def cases(draw: Any) -> tuple[Problem, dict[str, Any]]:
         "batch": draw(st.sampled_from([1, 1, 2])), "kv_heads": kv_heads,
         "q_heads": kv_heads * draw(st.sampled_from([1, 2])),
         "q_len": draw(lengths), "kv_len": draw(lengths),
-        "head_dim_qk": draw(st.sampled_from([64, 80, 128, 192])),
-        "head_dim_v": draw(st.sampled_from([64, 128])),
+        "head_dim_qk": draw(st.sampled_from([64, 80, 96, 128, 192])),
+        "head_dim_v": draw(st.sampled_from([64, 96, 128, 256])),
     }  # fmt: skip
     soft_cap = draw(st.sampled_from([None, None, 30.0]))
     options = {
@@ -246,12 +246,25 @@ def test_blocks_of_like_tiles_share_a_step_that_leaves_out_nothing_visible(lengt
     left_out = 0
     for step, code in enumerate(codes.steps.tolist()):
         row, col = table.rows[step] * 1024, table.cols[step] * 1024
-        tiles = seen[row : row + 1024, col : col + 1024].reshape(4, 256, 2, 512)
         kinds = codes.tiles[code]
+        block = seen[row : row + 1024, col : col + 1024]
+        tiles = block.reshape(len(kinds), -1, kinds.shape[1], 1024 // kinds.shape[1])
         assert not tiles.any(axis=(1, 3))[kinds == EMPTY].any(), "a tile left out is empty"
         assert tiles.all(axis=(1, 3))[kinds == FULL].all(), "a tile left unmasked is full"
         left_out += int((kinds == EMPTY).sum())
     assert left_out >= 10, "empty tiles are left out"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cells"), [([512, 512], (2, 2)), ([150, 230, 100, 300, 244], (1, 1))]
+)
+def test_tiles_are_halved_unless_that_makes_too_many_kinds(lengths, cells):
+    form = {"all": [{"causal": {}}, {"documents": {"lengths": lengths}}]}
+    p = problem({"mask": form}, q_heads=1, q_len=1024, kv_len=1024)
+    table = table_of(masks.of(form), 1024, 1024, 256, 256)
+    codes = splash_codes.assign(table, 256, 256, all_cut=False)
+    assert {tiles.shape for tiles in codes.tiles.values()} == {cells}
+    check(p, {"block_q": 256, "block_kv": 256})
 
 
 def test_causal_tiles_past_the_diagonal_are_not_multiplied():
@@ -261,7 +274,8 @@ def test_causal_tiles_past_the_diagonal_are_not_multiplied():
     )
     (call,) = trace(fn, args, devices.get("v6e")).calls
     per_tile = 2 * 256 * 256 * (64 + 128)  # V is filled up with the columns that sum the row
-    assert call.scope_flops["masked_step"] == 2 * 10 * per_tile
+    # Of the four tiles on the diagonal the upper right quarter is left out as well.
+    assert call.scope_flops["masked_step"] == 2 * 9 * per_tile
     assert call.scope_flops["step"] == 16 * per_tile
 
 

@@ -26,7 +26,7 @@ class Unmasked:
     def shows(self, rows: slice, keys: slice) -> tuple[bool, bool]:
         return True, False
 
-    def mask(self, rows_start: Any, keys_start: Any) -> jax.Array | None:
+    def mask(self, rows: Any, keys: Any) -> jax.Array | None:
         return None
 
     def exempt(self, rows: slice) -> jax.Array | None:
@@ -56,13 +56,13 @@ class CutByDiagonal(Unmasked):
     def shows(self, rows: slice, keys: slice) -> tuple[bool, bool]:
         if not isinstance(self.position, int):
             return True, True
-        reach = rows.start - keys.start - self.position
-        return self.plan.q_tile - 1 + reach >= 0, self.plan.kv_tile - 1 > reach
+        seen = rows.stop - 1 - keys.start >= self.position
+        return seen, keys.stop - 1 - rows.start > -self.position
 
-    def mask(self, rows_start: Any, keys_start: Any) -> jax.Array | None:
-        tile = (self.plan.q_tile, self.plan.kv_tile)
+    def mask(self, rows: Any, keys: Any) -> jax.Array | None:
+        tile = (rows.size, keys.size)
         row, column = (lax.broadcasted_iota(jnp.int32, tile, axis) for axis in (0, 1))
-        seen: jax.Array = column - row <= rows_start - keys_start - self.position
+        seen: jax.Array = column - row <= rows.start - keys.start - self.position
         return seen
 
     def touched(self, rows_start: Any) -> jax.Array | None:
@@ -83,10 +83,10 @@ class CutByEnd(Unmasked):
     def shows(self, rows: slice, keys: slice) -> tuple[bool, bool]:
         return keys.start < self.edge, keys.stop > self.edge
 
-    def mask(self, rows_start: Any, keys_start: Any) -> jax.Array | None:
-        tile = (self.plan.q_tile, self.plan.kv_tile)
-        first = self.kv_block * self.plan.block_kv + keys_start
-        seen: jax.Array = first + lax.broadcasted_iota(jnp.int32, tile, 1) < self.plan.shape.kv_len
+    def mask(self, rows: Any, keys: Any) -> jax.Array | None:
+        first = self.kv_block * self.plan.block_kv + keys.start
+        column = lax.broadcasted_iota(jnp.int32, (rows.size, keys.size), 1)
+        seen: jax.Array = first + column < self.plan.shape.kv_len
         return seen
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from autotune.kernels.attention import LANES
 from autotune.kernels.mask_table import EMPTY, FULL, PARTIAL, MaskTable, Table32, padded_rows
 from autotune.kernels.masks import Intervals
 
@@ -23,7 +24,7 @@ NOWHERE = 2**30
 """First key of a row that sees none: past every key."""
 
 Tiles = Table32
-"""int32[row tiles, key tiles] of EMPTY, PARTIAL, FULL."""
+"""int32[row tiles, key tiles] of EMPTY, PARTIAL, FULL, or of halves of tiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +83,16 @@ class Codes:
 def assign(table: MaskTable, q_tile: int, kv_tile: int, *, all_cut: bool) -> Codes:
     """Gives partial blocks whose tiles are alike one code.
 
-    Where the kinds are more than MAX_MASKED, those whose empty tiles save the least share the last
-    code, which leaves out what is empty in all of them.
+    They are compared by halves of tiles or, where that makes more than MAX_MASKED kinds, by tiles.
+    Where these are still more, the kinds whose empty tiles save the least share the last code,
+    which leaves out what is empty in all of them.
 
     Args:
       all_cut: run-time ids may hide any pair, so that no tile is FULL.
     """
+    halves = [tile // 2 if tile % (2 * LANES) == 0 else tile for tile in (q_tile, kv_tile)]
+    if table.patterns and len(np.unique(_pattern_tiles(table, *halves), axis=0)) <= MAX_MASKED:
+        q_tile, kv_tile = halves
     partial = table.kinds == PARTIAL
     shape = (table.block_q // q_tile, table.block_kv // kv_tile)
     steps = np.where(table.kinds == FULL, UNMASKED, IDLE)

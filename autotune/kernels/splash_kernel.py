@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from autotune.kernels import anchored_softmax as softmax
 from autotune.kernels.attention import LANES, MASK_VALUE
 from autotune.kernels.flash_fwd_plan import Refs, SoftmaxPlan
-from autotune.kernels.mask_table import EMPTY, PARTIAL
+from autotune.kernels.mask_table import EMPTY, FULL
 from autotune.kernels.splash_codes import CODE_SHIFT, FIRST, LAST, MASKED, UNMASKED, Side, Tiles
 
 
@@ -35,7 +35,7 @@ class SplashPlan(SoftmaxPlan):
       sides: the bounds of a row that are compared with key positions.
       stored: whether partial blocks read their pattern; else they compare positions and bounds.
       segment_ids: whether run-time ids are compared as well.
-      codes: code -> its tiles, for the codes that occur.
+      codes: code -> its tiles or halves of tiles, for the codes that occur.
       unseen: codes after which some row may not have seen any key yet.
     """
 
@@ -77,35 +77,37 @@ class BlockMask:
     kv_block: Any
 
     @property
-    def _tiles(self) -> Tiles:
+    def _cells(self) -> Tiles:
         return self.plan.codes[self.code]
 
     def shows(self, rows: slice, keys: slice) -> tuple[bool, bool]:
-        kind = self._tiles[rows.start // self.plan.q_tile, keys.start // self.plan.kv_tile]
-        return bool(kind != EMPTY), bool(kind == PARTIAL)
+        row_cells, key_cells = self._cells.shape
+        height, width = self.plan.block_q // row_cells, self.plan.block_kv // key_cells
+        part = self._cells[
+            rows.start // height : -(-rows.stop // height),
+            keys.start // width : -(-keys.stop // width),
+        ]
+        return bool((part != EMPTY).any()), bool((part != FULL).any())
 
-    def mask(self, rows_start: Any, keys_start: Any) -> jax.Array | None:
-        rows = pl.ds(rows_start, self.plan.q_tile)
-        keys = pl.ds(keys_start, self.plan.kv_tile)
+    def mask(self, rows: Any, keys: Any) -> jax.Array | None:
         seen: list[jax.Array] = []
         if self.code == UNMASKED:
             pass
         elif self.plan.stored:
             seen.append(self.refs.pattern[rows, keys].astype(jnp.int32) != 0)
         else:
-            seen.append(self._within_bounds(rows, keys_start))
+            seen.append(self._within_bounds(rows, keys))
         if self.plan.segment_ids:
-            own = softmax.wide(self.refs.marks[len(self.plan.sides), rows, :], self.plan.kv_tile)
+            own = softmax.wide(self.refs.marks[len(self.plan.sides), rows, :], keys.size)
             seen.append(own == self.refs.kv_ids[:, keys])
         return functools.reduce(operator.and_, seen) if seen else None
 
-    def _within_bounds(self, rows: Any, keys_start: Any) -> jax.Array:
-        tile = (self.plan.q_tile, self.plan.kv_tile)
-        first = self.kv_block * self.plan.block_kv + keys_start
-        position = first + lax.broadcasted_iota(jnp.int32, tile, 1)
+    def _within_bounds(self, rows: Any, keys: Any) -> jax.Array:
+        first = self.kv_block * self.plan.block_kv + keys.start
+        position = first + lax.broadcasted_iota(jnp.int32, (rows.size, keys.size), 1)
         intervals: dict[int, jax.Array] = {}
         for n, side in enumerate(self.plan.sides):
-            bound = softmax.wide(self.refs.marks[n, rows, :], self.plan.kv_tile)
+            bound = softmax.wide(self.refs.marks[n, rows, :], keys.size)
             inside = position >= bound if side.first else position < bound
             known = intervals.get(side.interval)
             intervals[side.interval] = inside if known is None else known & inside
@@ -135,7 +137,8 @@ class BlockMask:
         return nothing
 
     def touched(self, rows_start: Any) -> jax.Array | None:
-        visible = (self._tiles != EMPTY).any(axis=1)
+        tiles = self.plan.block_q // self.plan.q_tile
+        visible = (self._cells != EMPTY).reshape(tiles, -1).any(axis=1)
         if visible.all():
             return None
         starts = (np.flatnonzero(visible) * self.plan.q_tile).tolist()

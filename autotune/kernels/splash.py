@@ -42,11 +42,32 @@ Q_PADDING, KV_PADDING = -1, -2
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tables:
-    """One call's mask as arrays: the execution table, what each step does, each row's bounds."""
+    """One call's mask as arrays: the execution table, what each step does, each row's bounds.
+
+    Attributes:
+      tiles: code -> its tiles.
+      unseen: codes after which some row may not have seen any key yet.
+    """
 
     table: MaskTable
     actions: np.ndarray
     bounds: codes.Bounds
+    tiles: dict[int, codes.Tiles]
+    unseen: frozenset[int]
+
+    @classmethod
+    def of(cls, mask: Mask, shape: AttentionShape, blocks: BlockSizes, *, ids: bool) -> Tables:
+        rows = rows_of(mask, shape.q_len, shape.kv_len)
+        table = table_of(mask, shape.q_len, shape.kv_len, blocks.block_q, blocks.block_kv)
+        assigned = codes.assign(table, blocks.q_tile, blocks.kv_tile, all_cut=ids)
+        late = codes.unseen_codes(table, assigned.steps, rows)
+        return cls(
+            table=table,
+            actions=codes.actions(table, assigned.steps),
+            bounds=codes.row_bounds(rows, blocks.block_q, blocks.block_kv),
+            tiles=assigned.tiles,
+            unseen=frozenset(assigned.tiles) if ids else late,
+        )
 
     def prefetched(self, stored: bool) -> tuple[np.ndarray, ...]:
         """The SMEM operands: rows, columns, actions and, with stored patterns, their indices."""
@@ -88,18 +109,8 @@ def splash(
     if max_logit_const is not None:
         check_shift(max_logit_const, logit_soft_cap, shape.kv_len)
     blocks = block_sizes.clamped(shape.q_len, shape.kv_len)
-    table = table_of(mask, shape.q_len, shape.kv_len, blocks.block_q, blocks.block_kv)
-    rows = rows_of(mask, shape.q_len, shape.kv_len)
-    stored = blocks.partial_mask == "stored" and table.patterns > 0
-    assigned = codes.assign(table, blocks.q_tile, blocks.kv_tile, all_cut=bool(ids))
-    unseen = frozenset(assigned.tiles)
-    if not ids:
-        unseen = codes.unseen_codes(table, assigned.steps, rows)
-    tables = Tables(
-        table=table,
-        actions=codes.actions(table, assigned.steps),
-        bounds=codes.row_bounds(rows, blocks.block_q, blocks.block_kv),
-    )
+    tables = Tables.of(mask, shape, blocks, ids=bool(ids))
+    stored = blocks.partial_mask == "stored" and tables.table.patterns > 0
     plan = SplashPlan(
         shape=shape,
         block_q=blocks.block_q,
@@ -114,11 +125,11 @@ def splash(
         track_top=residuals or bool(ids),
         spare_columns=at.round_up(shape.head_dim_v, mxu_size) > shape.head_dim_v,
         # Stored patterns need no bounds, unless to tell rows that saw nothing yet.
-        sides=() if stored and (ids or not unseen) else tables.bounds.sides,
+        sides=() if stored and (ids or not tables.unseen) else tables.bounds.sides,
         stored=stored,
         segment_ids=bool(ids),
-        codes=assigned.tiles,
-        unseen=unseen,
+        codes=tables.tiles,
+        unseen=tables.unseen,
     )
     out = _call(plan, tables, out_dtype or q.dtype, blocks.vmem_limit_bytes)(q, k, v, *ids)
     if not residuals:

@@ -140,7 +140,8 @@ def problems(draw: Any) -> tuple[dict[str, Any], dict[str, int]]:
         "head_dim_v": draw(st.sampled_from([8, 16, 32])),
         "causal": draw(st.sampled_from([True, True, False])),
         "logit_soft_cap": draw(st.sampled_from([None, None, 2.0])),
-        "scale": draw(st.sampled_from([None, 0.3])),
+        # Not 0.3: it makes logits of 10, whose rounding to f32 alone moves dk by 1.7e-6.
+        "scale": draw(st.sampled_from([None, 0.1])),
         "use_exp2": draw(st.booleans()),
     }
     return problem, minor

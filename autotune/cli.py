@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import sys
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -100,7 +99,7 @@ class GateFormat(enum.StrEnum):
 _Results = Annotated[Path, typer.Option("--results", help="Where leaderboards are kept.")]
 _Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", help="Compiler processes; one per core unless given.", min=1),
+    typer.Option("--jobs", help="Worker processes; one per core, at most 6, unless given.", min=1),
 ]
 _Timeout = Annotated[
     float, typer.Option("--timeout", help="Seconds one candidate may take to trace and compile.")
@@ -158,11 +157,13 @@ def sweep(
     _positive("--trials", trials)
     _positive("--seconds", seconds)
     _positive("--timeout", timeout)
+    if not 0 <= seed < 2**32:
+        raise InputError(f"--seed {seed} is not allowed; a whole number from 0 to 2^32 - 1")
     loaded = [configs.load(path, devices=device or None) for path in config]
     plan = pipeline.Plan(
         until=until.value if until else None,
         results=results,
-        jobs=jobs or _cores(),
+        jobs=jobs,
         timeout_s=timeout,
         seed=seed,
         trials=trials,
@@ -230,7 +231,7 @@ def gate(
             baseline,
             against=against.value,
             tolerance=tolerance,
-            jobs=jobs or _cores(),
+            jobs=jobs,
             timeout_s=timeout,
             progress=progress,
         )
@@ -276,10 +277,6 @@ def main() -> None:
 def _positive(option: str, value: float | None) -> None:
     if value is not None and not 0 < value < float("inf"):
         raise InputError(f"{option} {value:g} is not allowed; a number above 0")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _progress() -> AbstractContextManager[Progress]:

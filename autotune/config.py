@@ -192,4 +192,9 @@ def _problem(
             sections[str(section)][str(name)] = value
     name_ = f"{entry.name or entry.kernel} {point.suffix}" if point.suffix else entry.name
     problem = base.make_problem(kernel, device=device.name, dtype=dtype, name=name_, **sections)
+    if "space" in entry.model_fields_set and not entry.space:
+        raise InputError(
+            "space: {} is not allowed; values of at least one tunable, or no space at all",
+            path=("space",),
+        )
     return problem, overrides.checked(kernel, problem, device, entry.space)

@@ -300,7 +300,8 @@ def mxu_utilization(
         runs = _runs(call) | counts
         cycles = _run_cycles(call, schedule, device)
         for name, use in schedule.scopes.items():
-            if scope_cycles(use, device):
+            # The pipeline's own code is no step, however short the steps are beside it.
+            if name != PIPELINE and scope_cycles(use, device):
                 spent = cycles[name] * runs.get(name, 0) * call.repeats
                 shares[spent] = mxu_limit_cycles(use, device) / scope_cycles(use, device)
     return shares[max(shares)] if shares else None

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from autotune import leaderboard
+from autotune import leaderboard, stale
 from autotune.candidate import Candidate
 from autotune.compiler import environment
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, KernelError
 from autotune.kernels import base
 from autotune.leaderboard import Board
 from autotune.progress import Progress
@@ -32,6 +32,7 @@ class Verdict:
       outcome: `pass`, `regression` or `inconclusive`.
       reason: one line: what was compared, or why nothing could be.
       baseline_ms, today_ms: latency of the stored row and of today's, of the same evidence.
+      stale: what changed since the baseline was made: jax, libtpu, the kernel's source.
     """
 
     problem: str
@@ -41,6 +42,7 @@ class Verdict:
     reason: str
     baseline_ms: float | None = None
     today_ms: float | None = None
+    stale: str | None = None
 
 
 def check(
@@ -48,7 +50,7 @@ def check(
     *,
     against: str,
     tolerance: float,
-    jobs: int,
+    jobs: int | None,
     timeout_s: float,
     progress: Progress,
 ) -> list[Verdict]:
@@ -115,7 +117,9 @@ def _check(
     try:
         today = _reevaluate(best, stages, against)
     except InputError as error:
-        return _about(board, best, INCONCLUSIVE, f"cannot be built today: {error}")
+        return _about(board, best, INCONCLUSIVE, f"cannot be asked for today: {error}")
+    except KernelError as error:
+        return _about(board, best, REGRESSION, f"fails today: {error}")
     return _compare(board, best, today, against, tolerance)
 
 
@@ -130,7 +134,7 @@ def _reevaluate(best: Row, stages: Stages, against: str) -> Row:
     (judged,) = stages.model(judge, Space(legal=(candidate,)))
     if against == "model" or not judged.survives:
         return judged.row
-    return stages.compile(judge, 1)([judged])[candidate]
+    return stages.compile(judge, 1)([judged], lambda: False)[candidate]
 
 
 def _compare(board: Board, best: Row, today: Row, against: str, tolerance: float) -> Verdict:
@@ -141,11 +145,14 @@ def _compare(board: Board, best: Row, today: Row, against: str, tolerance: float
         return _about(board, best, REGRESSION, f"{today.status}: {today.reason}")
     change = now_ms / stored_ms - 1
     outcome = REGRESSION if change > tolerance else PASS
-    stale = leaderboard.stale_reason(best)
     reason = (
         f"{stored_ms:.4f} → {now_ms:.4f} ms {_EVIDENCE[against]} ({change:+.1%}, "
-        f"tolerance {tolerance:.1%})" + (f"; baseline {stale}" if stale else "")
+        f"tolerance {tolerance:.1%})"
     )
+    if change < -tolerance:
+        reason += "; much faster than the baseline: sweep again to refresh it"
+    if old := stale.reason(best):
+        reason += f"; baseline {old}"
     return _about(board, best, outcome, reason, stored_ms, now_ms)
 
 
@@ -165,6 +172,7 @@ def _about(
         reason=reason,
         baseline_ms=stored_ms,
         today_ms=now_ms,
+        stale=stale.reason(best),
     )
 
 

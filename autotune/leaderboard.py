@@ -6,6 +6,7 @@ sweep loses nothing; the schema is always explicit, so that a column of nulls ke
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections import Counter
@@ -17,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from autotune import versions
 from autotune.errors import DamagedFileError, InputError
 from autotune.row import EVIDENCE, SCHEMA, STATUSES, Row
 
@@ -34,14 +34,15 @@ def ranked(rows: Iterable[Row]) -> list[Row]:
     """Rows with `latency_ms`, `rank` and `is_best` filled in, best first, unranked ones last.
 
     Only `ok` rows of the strongest evidence any of them has are ranked: ranks never mix kinds
-    of evidence. Ties go to the smaller config text, so that equal inputs give equal boards.
+    of evidence. Ties go to the config that leaves more to the kernel (nulls), then to the smaller
+    text, so that equal inputs give equal boards.
     """
     rows = [replace(r, latency_ms=_latency_ms(r), rank=None, is_best=False) for r in rows]
     usable = [r for r in rows if r.status == "ok" and r.latency_ms is not None]
     strongest = max((EVIDENCE.index(r.evidence) for r in usable), default=-1)
     contest = sorted(
         (r for r in usable if EVIDENCE.index(r.evidence) == strongest),
-        key=lambda r: (r.latency_ms, r.config),
+        key=lambda r: (r.latency_ms, r.config.count("null") * -1, r.config),
     )
     taken = {id(r) for r in contest}
     rest = sorted(
@@ -113,10 +114,10 @@ def merge(
 ) -> Board:
     """Writes `rows` into the board at `path` and returns the whole board, ranked.
 
-    A stored row of the same config stays when it was made with the same versions and has
-    stronger evidence. Stored rows made with other versions or another kernel source are
-    dropped, since a rank over both would compare unlike things; but where the stored board has
-    stronger evidence than any of `rows`, the file stays as it is and only `rows` come back.
+    A board accumulates: stored rows made in the same way stay, the one with the stronger evidence
+    where both have the config. Rows made with other versions, flags or sources are dropped, since a
+    rank over both would compare unlike things; but a sweep that went no further than the model
+    never costs a board its stronger evidence: then the file stays and only `rows` come back.
     A damaged file is kept aside, and `warn` is told so.
 
     Raises:
@@ -128,7 +129,8 @@ def merge(
             stored = None if replace_stored else _stored(path, warn)
             new = Board(path=path, rows=tuple(ranked(rows)), flop_convention=flop_convention)
             comparable = stored is None or stored.rows[0].made_with == rows[0].made_with
-            if stored is not None and not comparable and stored.strength > new.strength:
+            untried = all(r.evidence == "model" and r.status in ("ok", "pruned") for r in rows)
+            if stored and not comparable and untried and stored.strength > new.strength:
                 return new
             merged = ranked(_merged(stored.rows if stored and comparable else (), rows))
             board = replace(new, rows=tuple(merged))
@@ -163,7 +165,7 @@ def read(path: Path) -> Board:
         cast = table.select(known).cast(pa.schema([SCHEMA.field(n) for n in known]))
         return Board(
             path=path,
-            rows=tuple(Row(**record) for record in cast.to_pylist()),
+            rows=tuple(_checked(Row(**record)) for record in cast.to_pylist()),
             flop_convention=convention.decode() if convention else None,
         )
     except (ValueError, TypeError, pa.ArrowException) as error:
@@ -193,17 +195,6 @@ def boards(results: Path) -> Iterator[Board | DamagedFileError]:
             yield board
 
 
-def stale_reason(row: Row) -> str | None:
-    """Why a stored row may no longer hold here: another jax or libtpu than it was made with."""
-    here = versions.installed()
-    changed = [
-        f"{package} {made} → {here[package]}"
-        for package, made in (("jax", row.jax_version), ("libtpu", row.libtpu_version))
-        if made and here[package] and made != here[package]
-    ]
-    return "stale: " + ", ".join(changed) if changed else None
-
-
 def _latency_ms(row: Row) -> float | None:
     latency = {
         "model": row.latency_model_ms,
@@ -214,7 +205,8 @@ def _latency_ms(row: Row) -> float | None:
 
 
 def _merged(stored: Iterable[Row], new: Sequence[Row]) -> list[Row]:
-    kept = {r.config: r for r in stored}
+    name = new[0].problem_name  # the latest name is the board's
+    kept = {r.config: replace(r, problem_name=name) for r in stored}
     for row in new:
         old = kept.get(row.config)
         if old is None or EVIDENCE.index(row.evidence) >= EVIDENCE.index(old.evidence):
@@ -244,6 +236,22 @@ def _write(board: Board) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(board.path)
+
+
+def _checked(row: Row) -> Row:
+    """`row`, or ValueError for what no sweep writes."""
+    for name in ("problem_key", "kernel", "device", "problem", "config"):
+        if not isinstance(getattr(row, name), str):
+            raise ValueError(f"a row lacks {name}")
+    for name in ("problem", "config", "scopes"):
+        text = getattr(row, name)
+        if text is not None and not isinstance(json.loads(text), dict):
+            raise ValueError(f"{name} is not a JSON object: {text[:40]}")
+    for name in ("latency_ms", "latency_model_ms", "latency_compiled_ms", "latency_measured_ms"):
+        value = getattr(row, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value}")
+    return row
 
 
 def _first_line(error: BaseException) -> str:

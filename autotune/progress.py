@@ -49,8 +49,8 @@ class Bars:
 
         self._console = Console(stderr=True)
         self._bars = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[best]}"),
             TimeElapsedColumn(),
@@ -73,8 +73,8 @@ class Bars:
         self._bars.stop()
 
     def start(self, problem: str, stage: str, total: int) -> None:
-        label = problem if len(problem) <= 32 else problem[:31] + "…"
-        self._task = self._bars.add_task(f"{label:<32} {stage:<7}", total=total, best="")
+        label = problem if len(problem) <= 20 else problem[:19] + "…"
+        self._task = self._bars.add_task(f"{label:<20} {stage:<7}", total=total, best="")
 
     def advance(self, *, best_ms: float | None = None) -> None:
         if best_ms is not None:

@@ -16,7 +16,11 @@ _TEXT, _FLAG, _LONG, _REAL = pa.string(), pa.bool_(), pa.int64(), pa.float64()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One candidate's record; columns as in the design, null where not known."""
+    """One candidate's record; columns as in the design, null where not known.
+
+    `method_fingerprint` stands for what turned evidence into numbers: the models, the parser of the
+    compiler's dumps, and the user's compiler flags.
+    """
 
     problem_key: str
     problem_name: str | None = None
@@ -57,6 +61,7 @@ class Row:
     libtpu_version: str | None = None
     autotune_version: str | None = None
     kernel_fingerprint: str | None = None
+    method_fingerprint: str | None = None
     created_at: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +75,12 @@ class Row:
     @property
     def made_with(self) -> tuple[str | None, ...]:
         """What a row must share with another to be ranked beside it."""
-        return (self.jax_version, self.libtpu_version, self.kernel_fingerprint)
+        return (
+            self.jax_version,
+            self.libtpu_version,
+            self.kernel_fingerprint,
+            self.method_fingerprint,
+        )
 
 
 _TYPES = {

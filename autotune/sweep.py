@@ -28,13 +28,14 @@ class Plan:
 
     Attributes:
       until: last stage, `model`, `compile` or `measure`; None for as far as the machine can.
+      jobs: worker processes; None for the pool's own choice.
       timeout_s: what one candidate may take to trace and compile.
       fresh: ignore cached evidence and stored leaderboards.
     """
 
     until: str | None
     results: Path
-    jobs: int
+    jobs: int | None
     timeout_s: float
     seed: int = 0
     trials: int | None = None
@@ -65,6 +66,8 @@ def _spaces(configs: Sequence[Config], progress: Progress) -> list[tuple[Problem
             progress.note(f"autotune: {sentence}")
         for spec in config.problems:
             first = specs.setdefault(spec.problem, spec)
+            if first is not spec:
+                progress.note(f"autotune: {spec.where} equals {first.where}; it runs once")
             asked, before = ((s.space, s.trials, s.seconds) for s in (spec, first))
             if asked != before:
                 raise InputError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib import metadata
 
-_PACKAGES = {"jax": "jax", "libtpu": "libtpu", "autotune": "pallas-autotune"}
+import autotune
 
 
 def installed() -> dict[str, str | None]:
     """Versions of jax, libtpu and autotune here; None for one that is not installed."""
-    return {name: _version(package) for name, package in _PACKAGES.items()}
+    return {"jax": _version("jax"), "libtpu": _version("libtpu"), "autotune": autotune.__version__}
 
 
 def _version(package: str) -> str | None:

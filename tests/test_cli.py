@@ -39,6 +39,8 @@ BAD_CONFIGS = {
     "block of 0": (MATMUL + "    space: {bm: [0]}\n", "5", "0"),
     "block off the tile": (MATMUL + "    space: {bn: [200]}\n", "5", "200 is not allowed"),
     "block above the axis": (MATMUL + "    space: {bm: [512]}\n", "5", "512 is not allowed"),
+    "space of nothing": (MATMUL + "    space: {}\n", "5", "{} is not allowed"),
+    "too many FLOPs": (MATMUL.replace("256", "2147483648"), "4", "FLOPs is not allowed"),
     "empty space": (MATMUL + "    space: {bm: []}\n", "5", "bm"),
     "no budget": (MATMUL + "budget: {trials: 0}\n", "5", "0 is not allowed"),
 }
@@ -84,6 +86,7 @@ BAD_USAGE = {
     "directory": (["sweep", "."], "."),
     "no config": (["sweep"], "Missing argument"),
     "trials": (["sweep", "c.yaml", "--trials", "0"], "--trials 0 is not allowed"),
+    "seed": (["sweep", "c.yaml", "--seed", "-1"], "--seed -1 is not allowed"),
     "seconds": (["sweep", "c.yaml", "--seconds", "-1"], "--seconds -1 is not allowed"),
     "text for a number": (["sweep", "c.yaml", "--seconds", "soon"], "--seconds 'soon'"),
     "jobs": (["sweep", "c.yaml", "--jobs", "0"], "--jobs '0' is not allowed"),

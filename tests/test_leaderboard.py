@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from autotune import leaderboard
+from autotune import leaderboard, stale
+from autotune.compiler.fingerprint import kernel_fingerprint
 from autotune.errors import DamagedFileError, InputError
 from autotune.row import Row
 
@@ -210,10 +211,64 @@ def test_kill_9_while_writing_leaves_a_readable_board(tmp_path: Path) -> None:
         assert len(leaderboard.read(path).rows) == 300
 
 
-def test_another_compiler_makes_a_row_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_kernel_that_fails_everywhere_replaces_the_old_board(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    merge(path, [row({"bm": 1}, evidence="compiled", latency_compiled_ms=2.0)])
+    failed = row({"bm": 1}, status="failed", reason="ValueError: no", kernel_fingerprint="g")
+    merge(path, [failed])
+    assert [r.status for r in leaderboard.read(path).rows] == ["failed"]
+
+
+def test_a_board_has_the_name_its_problem_was_last_given(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    merge(path, [row({"bm": 1}, problem_name="first")])
+    board = merge(path, [row({"bm": 2}, problem_name="second")])
+    assert {r.problem_name for r in board.rows} == {"second"}
+
+
+def test_equal_latencies_rank_the_config_that_leaves_more_to_the_kernel_first() -> None:
+    rows = [
+        row({"bm": 1, "limit": limit}, evidence="compiled", latency_compiled_ms=1.0)
+        for limit in (1024, None)
+    ]
+    assert json.loads(leaderboard.ranked(rows)[0].config)["limit"] is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("problem", None, "a row lacks problem"),
+        ("kernel", None, "a row lacks kernel"),
+        ("config", "{bad", "Expecting property name"),
+        ("config", "[1]", r"config is not a JSON object: \[1\]"),
+        ("latency_ms", float("nan"), "latency_ms is nan"),
+        ("latency_compiled_ms", -1.0, "latency_compiled_ms is -1.0"),
+        ("status", "fine", "status 'fine' is not one of ok, pruned"),
+    ],
+)
+def test_content_that_no_sweep_writes_is_a_damaged_file(
+    tmp_path: Path, column: str, value: object, told: str
+) -> None:
+    path = tmp_path / "b.parquet"
+    merge(path, [row(evidence="compiled", latency_compiled_ms=1.0)])
+    table = pq.read_table(path)
+    place = table.column_names.index(column)
+    changed = pa.array([value], type=table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), changed), path)
+    with pytest.raises(DamagedFileError, match=told):
+        leaderboard.read(path)
+
+
+def test_another_compiler_or_kernel_source_makes_a_row_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = {"jax": "0.12.0.1", "libtpu": "0.0.50.1", "autotune": "0.1.0"}
-    monkeypatch.setattr(leaderboard.versions, "installed", lambda: here)
-    assert leaderboard.stale_reason(row()) == (
+    monkeypatch.setattr(stale.versions, "installed", lambda: here)
+    today = kernel_fingerprint("matmul")
+    assert stale.reason(row(kernel_fingerprint=today)) == (
         "stale: jax 0.10.2 → 0.12.0.1, libtpu 0.0.42.1 → 0.0.50.1"
     )
-    assert leaderboard.stale_reason(row(jax_version="0.12.0.1", libtpu_version="0.0.50.1")) is None
+    now = {"jax_version": "0.12.0.1", "libtpu_version": "0.0.50.1"}
+    assert stale.reason(row(**now, kernel_fingerprint=today)) is None
+    assert stale.reason(row(**now)) == "stale: the kernel's source changed"
+    assert stale.reason(row(**now, kernel="gone.module:KERNEL")) is None

@@ -59,7 +59,7 @@ def test_the_funnel_counts_every_candidate() -> None:
         )
     )
     assert (
-        "4 candidates: 1 pruned by the model, 1 out of memory by the compiler, "
+        "4 candidates: 1 pruned (model or legality), 1 out of memory by the compiler, "
         "1 beyond the budget, 1 ranked"
     ) in shown
 
@@ -103,3 +103,10 @@ def test_json_is_one_document_with_objects_and_no_nan() -> None:
     assert problem["rows"][0]["config"] == {"bk": None, "bm": 1}
     assert problem["best"]["latency_ms"] == 1.0
     assert problem["gain_over_default"] is None
+
+
+def test_names_with_brackets_are_printed_as_they_are() -> None:
+    file = io.StringIO()
+    named = compiled(1, 1.0, problem_name="up [/] x [bold]y[/bold] :smile:")
+    table.write_terminal([board(named)], top=5, file=file)
+    assert "up [/] x [bold]y[/bold] :smile:" in file.getvalue()

@@ -40,9 +40,15 @@ class Evaluations:
         self.done: list[Candidate] = []
         self._status = status
 
-    def __call__(self, batch: Sequence[Judged]) -> dict[Candidate, Row]:
+    def __call__(
+        self, batch: Sequence[Judged], out_of_time: Callable[[], bool]
+    ) -> dict[Candidate, Row]:
         self.done += [j.candidate for j in batch]
-        return {j.candidate: self._row(j) for j in reversed(batch)}
+        return {j.candidate: self._row(j) for j in self.finish(batch)}
+
+    def finish(self, batch: Sequence[Judged]) -> list[Judged]:
+        """The order in which workers finish."""
+        return list(reversed(batch))
 
     def _row(self, judged: Judged) -> Row:
         config = judged.candidate.config
@@ -101,6 +107,21 @@ def test_the_same_seed_gives_the_same_candidates_in_the_same_order() -> None:
     assert first.done != other.done
 
 
+def test_the_order_in_which_workers_finish_changes_nothing() -> None:
+    class Shuffled(Evaluations):
+        def finish(self, batch: Sequence[Judged]) -> list[Judged]:
+            return sorted(batch, key=lambda j: hash(j.candidate.json[::-1]))
+
+    class InOrder(Evaluations):
+        def finish(self, batch: Sequence[Judged]) -> list[Judged]:
+            return list(batch)
+
+    first, second = Shuffled(), InOrder()
+    for evaluations in (first, second):
+        explore(space(range(1, 15)), evaluations, budget=Budget(trials=64), seed=0)
+    assert first.done == second.done
+
+
 def test_failures_never_win_and_never_stop_the_search() -> None:
     evaluations = Evaluations(lambda c: "oom" if c["bm"] > 3 else "ok")
     rows = explore(space(range(1, 11)), evaluations, budget=Budget(trials=40), seed=0)
@@ -121,10 +142,21 @@ def test_no_survivors_means_no_evaluation() -> None:
     assert not evaluations.done
 
 
-def test_spent_seconds_end_the_search() -> None:
+def test_spent_seconds_end_the_search_but_never_before_the_default() -> None:
     evaluations = Evaluations()
     explore(space(range(1, 11)), evaluations, budget=Budget(trials=99, seconds=1e-9), seed=0)
-    assert not evaluations.done
+    assert evaluations.done == [Candidate.of({"bm": 1, "bn": 1, "buffers": None})]
+
+
+def test_what_was_not_begun_in_time_has_no_row() -> None:
+    class Slow(Evaluations):
+        def __call__(
+            self, batch: Sequence[Judged], out_of_time: Callable[[], bool]
+        ) -> dict[Candidate, Row]:
+            return super().__call__(batch[:2], out_of_time)
+
+    rows = explore(space(range(1, 4)), Slow(), budget=Budget(trials=40), seed=0)
+    assert 0 < len(rows) < 18
 
 
 @pytest.mark.parametrize("config", [{"a": True}, {"a": 1}, {"a": "1"}, {"a": 1.0}, {"a": None}])

@@ -179,6 +179,40 @@ def test_the_gate_fails_when_the_stored_best_no_longer_fits(workplace: Workplace
     assert "pruned: " in out
 
 
+def test_one_broken_kernel_does_not_keep_the_gate_from_the_others(workplace: Workplace) -> None:
+    config = workplace.config(_user("HUNGRY_DEFAULT", "scratch_mib: 1"))
+    workplace.run("sweep", config, "--until", "model")
+    (workplace.folder / "broken.py").write_text("print('loading'); raise RuntimeError('no more')")
+    frame = pd.read_parquet(workplace.board().path)
+    for kernel in ("gone:KERNEL", "broken:KERNEL"):
+        frame["kernel"] = kernel
+        frame.to_parquet(workplace.folder / "results" / f"{kernel.partition(':')[0]}.parquet")
+    out, err = workplace.run("gate", "--against", "model", "--format", "json", expect=1)
+    verdicts = json.loads(out)["verdicts"]
+    assert [v["outcome"] for v in verdicts] == ["regression", "inconclusive", "pass"]
+    assert "raised RuntimeError: no more" in verdicts[0]["reason"]
+    assert "no module 'gone'" in verdicts[1]["reason"]
+    assert err == "loading\n", "what a kernel prints is no result"
+
+
+def test_the_vmem_limit_of_the_users_own_flags_is_the_models_too(workplace: Workplace) -> None:
+    config = workplace.config(
+        "device: v5e\nproblems:\n  - kernel: matmul\n    shape: {m: 4096, k: 4096, n: 4096}\n"
+        "    space: {bm: 1024, bk: 1024, bn: 1024, grid_order: mn, vmem_limit_bytes: null}\n"
+    )
+    workplace.run("sweep", config, "--until", "model")
+    before = {r.config: r for r in workplace.board().rows}
+    flag = "--xla_tpu_scoped_vmem_limit_kib=98304"
+    workplace.environment["LIBTPU_INIT_ARGS"] = flag
+    workplace.run("sweep", config, "--until", "model")
+    after = {r.config: r for r in workplace.board().rows}
+    (tile,) = (c for c in before if json.loads(c)["bm"] == 1024)
+    assert before[tile].status == "pruned", "16 MiB of block sum and spills (V1)"
+    assert after[tile].status == "ok"
+    assert after[tile].vmem_limit_bytes == 96 << 20
+    assert {r.made_with for r in after.values()}.isdisjoint(r.made_with for r in before.values())
+
+
 def test_the_gate_without_a_baseline_is_inconclusive(workplace: Workplace) -> None:
     assert "no baseline: the path does not exist" in workplace.run("gate", "none", expect=3)[0]
     (workplace.folder / "results").mkdir()

@@ -173,11 +173,8 @@ class CompileCache:
         if record is None:
             return None
         compiled = evidence.from_json(record)
-        if compiled.limit_s is not None and compiled.limit_s < self._timeout_s:
-            return None
-        if compiled.limit_bytes is not None and compiled.limit_bytes < self._memory_limit_bytes:
-            return None
-        return compiled
+        holds = compiled.holds_under(self._timeout_s, self._memory_limit_bytes)
+        return compiled if holds else None
 
     def put(self, task: Task, compiled: Compiled) -> None:
         """Stores a verdict that holds; leaves others alone."""

@@ -6,6 +6,7 @@ utilization` and `pre-finalize-registers-and-allocations` files).
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _BUNDLE = re.compile(
 _MARKER = re.compile(r"/\* (?:TraceMeStart\((.*?)\) \[|\] TraceMeEnd\((.*?)\)) \*/")
 _MATMUL = re.compile(r"= vmatmul\S*")
 _MATMUL_TYPE = re.compile(r"\.(f32|bf16|[su]8|[su]4|f8e5m2|f8e4m3fn|f8e4m3b11|f8e4m3|bf8)\b")
+_REPORT_DATA = re.compile(r"\bDATA\s*=\s*(?=\{)")
 _ALLOCATION = re.compile(r"space=vmem, size = (0x[0-9a-f]+|\d+)\b.*?tag = '(.*)'\]?\s*$", re.M)
 _GRID_LOOP = "iteration index, stage"
 
@@ -55,9 +57,15 @@ class _Bundle:
 
 
 def parse_schedule(
-    bundles_text: str, utilization_text: str, allocations_text: str, name: str, device: Device
+    bundles_text: str,
+    utilization_text: str,
+    allocations_text: str,
+    name: str,
+    device: Device,
+    *,
+    spilled_bytes: int = 0,
 ) -> Schedule:
-    """The schedule of one kernel from its three dump files.
+    """The schedule of one kernel from its three dump files, and its spills from the VMEM report.
 
     A bundle belongs to the innermost named scope around it; the one with a scope's start marker
     to the scope outside, the one with its end marker to the scope itself.
@@ -77,6 +85,8 @@ def parse_schedule(
         members.setdefault(owner, []).append(index)
     units = list(capacity)
     vmem = parse_allocations(allocations_text)
+    if spilled_bytes:
+        vmem["register spills"] = spilled_bytes
     return Schedule(
         name=name,
         bundles=len(bundles),
@@ -120,6 +130,29 @@ def parse_allocations(text: str) -> dict[str, int]:
     for size, tag in _ALLOCATION.findall(text):
         vmem[_short_tag(tag)] += int(size, 0)
     return dict(vmem)
+
+
+def parse_spilled_bytes(report_html: str) -> dict[str, int]:
+    """HLO instruction -> VMEM bytes of its register spills, from the compiler's VMEM report.
+
+    Spills count towards the kernel's limit like any allocation and stand nowhere else.
+    """
+    data = _REPORT_DATA.search(report_html)
+    if data is None:
+        raise DumpError("the VMEM report has no data")
+    try:
+        report, _ = json.JSONDecoder().raw_decode(report_html, data.end())
+        return {
+            instruction: sum(
+                allocation["size"]
+                for block in breakdown["blocks"]
+                for allocation in block["allocations"]
+                if allocation.get("tag") == "SPILL"
+            )
+            for instruction, breakdown in report["hlo_breakdowns"].items()
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise DumpError(f"the VMEM report cannot be read ({error})") from None
 
 
 def _short_tag(tag: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 
 from autotune.versions import installed
@@ -46,6 +47,12 @@ def versions() -> dict[str, str | None]:
     """Versions of the installed jax and libtpu: what compiles, so part of every cache key."""
     found = installed()
     return {name: found[name] for name in ("jax", "libtpu")}
+
+
+def scoped_vmem_bytes(parent: Mapping[str, str]) -> int | None:
+    """The default VMEM limit that the user's LIBTPU_INIT_ARGS set; None where they set none."""
+    given = re.findall(r"--xla_tpu_scoped_vmem_limit_kib=(\d+)", parent.get("LIBTPU_INIT_ARGS", ""))
+    return int(given[-1]) * 1024 if given else None
 
 
 def worker_environment(parent: Mapping[str, str], dump_folder: str) -> dict[str, str]:

@@ -88,6 +88,12 @@ class Compiled:
         if (self.status == "ok") != (self.reason is None):
             raise ValueError("a reason belongs to every status but ok, and to no other")
 
+    def holds_under(self, timeout_s: float, memory_limit_bytes: int) -> bool:
+        """Whether a stored verdict stands: it was not ended by a limit that has been raised."""
+        return (self.limit_s is None or self.limit_s >= timeout_s) and (
+            self.limit_bytes is None or self.limit_bytes >= memory_limit_bytes
+        )
+
 
 def to_json(compiled: Compiled) -> dict[str, Any]:
     """`compiled` as plain JSON values; `from_json` gives it back."""

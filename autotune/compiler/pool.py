@@ -19,6 +19,8 @@ GIB = 2**30
 # holds about half a GiB at rest, so more than six would have no room to compile in.
 WORKERS_BYTES = 15 * GIB // 2
 MAX_DEFAULT_JOBS = 6
+# Whoever asks for more workers than that has the memory: each gets what it needs to compile in.
+LEAST_WORKER_BYTES = 5 * GIB // 4
 
 
 def default_jobs() -> int:
@@ -52,7 +54,8 @@ class CompilePool:
         self.jobs = default_jobs() if jobs is None else jobs
         if self.jobs < 1:
             raise InputError(f"jobs: {self.jobs} is not allowed; a whole number of at least 1")
-        limit = WORKERS_BYTES // self.jobs if memory_limit_bytes is None else memory_limit_bytes
+        share = max(WORKERS_BYTES // self.jobs, LEAST_WORKER_BYTES)
+        limit = share if memory_limit_bytes is None else memory_limit_bytes
         if timeout_s <= 0 or limit <= 0:
             raise InputError("the time and memory limits of a compile must be positive")
         self.timeout_s, self.memory_limit_bytes = timeout_s, limit

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.compiler.dump import DumpError, parse_schedule
+from autotune.compiler.dump import DumpError, parse_schedule, parse_spilled_bytes
 from autotune.compiler.evidence import Schedule
 from autotune.device import Device
 
@@ -102,6 +102,9 @@ def read_schedules(folder: Path, device: Device, call_names: Sequence[str]) -> t
     if not programs:
         raise DumpError("the compiler left no dump of the program")
     instructions = [n for p in programs for n in kernel_instructions(p.read_text())]
+    spilled: dict[str, int] = {}
+    for report in folder.glob("*-TLP-*-vmem_report.html"):
+        spilled |= parse_spilled_bytes(report.read_text(errors="replace"))
     return tuple(
         parse_schedule(
             _read(folder, instruction, BUNDLES),
@@ -109,6 +112,7 @@ def read_schedules(folder: Path, device: Device, call_names: Sequence[str]) -> t
             _read(folder, instruction, ALLOCATIONS),
             name,
             device,
+            spilled_bytes=spilled.get(instruction, 0),
         )
         for name, instruction in in_trace_order(instructions, call_names)
     )

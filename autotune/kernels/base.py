@@ -7,6 +7,7 @@ are read from the traced call (`pallas_call.py`), for anybody's kernel.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -22,6 +23,9 @@ from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import AutotuneError, InputError, KernelError, UnknownNameError, shown
 from autotune.problem import MAX_AXIS, Problem
+
+MAX_FLOPS = 2**60
+"""Traffic and executed FLOPs, some multiples of this, must fit the leaderboard's int64 columns."""
 
 Call = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 
@@ -74,6 +78,7 @@ class Kernel:
       default: `(problem, device) -> config` users have today without tuning.
       inputs: `(problem, jax.random key) -> arrays`; standard normals where None.
       reference: `(problem, *arrays) -> output(s)` in float64 NumPy or jnp.
+      multiplied_dtype: the dtype the MXU multiplies, whose peak MFU is against.
       scope_counts: `(problem, config) -> {scope: executions}` where it depends on run-time data.
     """
 
@@ -92,6 +97,7 @@ class Kernel:
     default: Callable[[Problem, Device], Config] | None = None
     inputs: Callable[..., tuple[Any, ...]] | None = None
     reference: Callable[..., Any] | None = None
+    multiplied_dtype: Callable[[Problem], str] = lambda problem: problem.dtype
     scope_counts: Callable[[Problem, Config], Mapping[str, int]] | None = None
 
 
@@ -128,6 +134,12 @@ def make_problem(
         defaults=frozenset(k for k, o in kernel.options.items() if full[k] == o.default),
     )
     ask(kernel, "check", kernel.check, problem)
+    flops = ask(kernel, "flops", kernel.flops, problem)
+    if flops >= MAX_FLOPS:
+        raise InputError(
+            f"shape: {flops:.2e} FLOPs is not allowed; less than 2^60, to be counted in 64 bits",
+            path=("shape",),
+        )
     return problem
 
 
@@ -138,7 +150,8 @@ def ask(kernel: Kernel, what: str, function: Callable[..., Any], *args: Any) -> 
     be the user's, and its faults are no reason for a traceback of ours.
     """
     try:
-        return function(*args)
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+            return function(*args)
     except AutotuneError:
         raise
     except Exception as error:
@@ -285,7 +298,8 @@ def _load_external(name: str) -> Kernel:
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last: a file here must not shadow an installed module
     try:
-        module = importlib.import_module(module_name)
+        with contextlib.redirect_stdout(sys.stderr):
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None)
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):

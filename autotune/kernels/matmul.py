@@ -299,6 +299,9 @@ KERNEL = Kernel(
     check=check,
     illegal=space.illegal,
     canonical=space.canonical,
+    multiplied_dtype=lambda problem: str(
+        multiplied_dtype(problem.dtype, problem.options["rhs_dtype"] or problem.dtype)
+    ),
     default=space.default,
     inputs=inputs,
     reference=reference.matmul,

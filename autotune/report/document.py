@@ -9,7 +9,8 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import IO, Any
 
-from autotune.leaderboard import Board, stale_reason
+from autotune import stale
+from autotune.leaderboard import Board
 from autotune.report.pairs import BackwardPair, backward_pairs
 from autotune.row import Row
 
@@ -49,7 +50,7 @@ def _problem(board: Board, top: int | None) -> dict[str, Any]:
         "flop_convention": board.flop_convention,
         "counts": board.counts,
         "gain_over_default": board.gain,
-        "stale": stale_reason(best or first),
+        "stale": stale.reason(best or first),
         "best": _row(best) if best else None,
         "default": _row(default) if default else None,
         "rows": [_row(row) for row in _limited(board, top)],

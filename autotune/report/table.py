@@ -9,7 +9,8 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
-from autotune.leaderboard import Board, stale_reason
+from autotune import stale
+from autotune.leaderboard import Board
 from autotune.report.pairs import backward_pairs
 from autotune.row import Row
 
@@ -46,8 +47,8 @@ def caption(board: Board) -> list[str]:
         lines.append(f"default {blocks(default.config)}: {default.reason or 'not evaluated'}")
     if board.best is None:
         lines += [f"no candidate survived; {reason}" for reason in _common_reasons(board)]
-    elif stale := stale_reason(board.best):
-        lines.append(stale)
+    elif reason := stale.reason(board.best):
+        lines.append(reason)
     if board.flop_convention:
         lines.append(f"FLOPs: {board.flop_convention}")
     return lines
@@ -56,7 +57,7 @@ def caption(board: Board) -> list[str]:
 def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
     """Rich tables on `file`, one a problem."""
     width = None if file.isatty() else 140
-    console = Console(file=file, width=width, highlight=False)
+    console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
     for board in boards:
         table = Table(title=_title(board), title_justify="left", caption_justify="left")
         for name in HEADER:
@@ -69,10 +70,10 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
         else:
             console.print(_title(board), style="bold")
         for line in caption(board):
-            console.print("  " + line, markup=False)
+            console.print("  " + line)
         console.print()
     for pair in backward_pairs(boards):
-        console.print(f"{pair.title}: {pair.text}", markup=False)
+        console.print(f"{pair.title}: {pair.text}")
 
 
 def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
@@ -105,7 +106,7 @@ _WORDS = {
     "not_evaluated": "beyond the budget",
     "oom": "out of memory by the compiler",
     "unsupported": "unsupported by the compiler",
-    "pruned": "pruned by the model",
+    "pruned": "pruned (model or legality)",
 }
 
 

@@ -40,6 +40,8 @@ class Judge:
     Attributes:
       flops: the problem's fixed FLOP count.
       kernel_fingerprint: of the source the candidates are built from.
+      method_fingerprint: of the models, the dump's parser and the user's compiler flags.
+      peak_dtype: the dtype the MXU multiplies, whose peak MFU is against; None is the problem's.
       scope_counts: a candidate's executions of scopes that rest on run-time data, as its kernel
         states them.
     """
@@ -48,6 +50,8 @@ class Judge:
     device: Device
     flops: int
     kernel_fingerprint: str
+    method_fingerprint: str | None = None
+    peak_dtype: str | None = None
     scope_counts: Callable[[Candidate], Mapping[str, int]] = lambda candidate: {}
 
     def rejected(self, candidate: Candidate, status: str, reason: str) -> Judged:
@@ -56,8 +60,11 @@ class Judge:
 
     def modelled(self, candidate: Candidate, program: Program) -> Judged:
         """Model evidence: VMEM fit, traffic, and roofline with a fixed overhead a step."""
+        try:
+            counts = self.scope_counts(candidate)
+        except KernelError as error:
+            return self.rejected(candidate, "failed", str(error))
         reason = cost_model.rejection(program, self.device)
-        counts = self.scope_counts(candidate)
         latency = cost_model.model_latency(program, self.device, scope_counts=counts)
         bills = [cost_model.vmem_bill(call, self.device).total for call in program.calls]
         limits = [cost_model.vmem_limit_bytes(call, self.device) for call in program.calls]
@@ -130,6 +137,7 @@ class Judge:
             libtpu_version=here["libtpu"],
             autotune_version=here["autotune"],
             kernel_fingerprint=self.kernel_fingerprint,
+            method_fingerprint=self.method_fingerprint,
             created_at=datetime.now(UTC),
         )
 
@@ -143,7 +151,8 @@ class Judge:
         if row.status != "ok" or latency_ms is None:
             return replace(row, mfu=None, effective_tflops=None)
         seconds = latency_ms / 1e3
-        mfu = cost_model.mfu(self.flops, seconds, self.device, self.problem.dtype)
+        dtype = self.peak_dtype or self.problem.dtype
+        mfu = cost_model.mfu(self.flops, seconds, self.device, dtype)
         if suspect := cost_model.suspect_reason(mfu):
             return replace(row, status="failed", reason=suspect)
         tflops = cost_model.effective_tflops(self.flops, seconds)

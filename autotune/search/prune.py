@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from autotune import device as devices
@@ -13,9 +14,10 @@ from autotune.candidate import Candidate
 from autotune.compiler import environment, evidence
 from autotune.compiler.cache import Cache, CompileCache, content_key
 from autotune.compiler.evidence import Compiled
-from autotune.compiler.fingerprint import kernel_fingerprint
+from autotune.compiler.fingerprint import kernel_fingerprint, record_fingerprint
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
+from autotune.device import Device
 from autotune.kernels import base
 from autotune.kernels.base import Kernel
 from autotune.problem import Problem
@@ -37,7 +39,7 @@ class Stages:
     @classmethod
     @contextmanager
     def open(
-        cls, *, jobs: int, timeout_s: float, fresh: bool, progress: Progress
+        cls, *, jobs: int | None, timeout_s: float, fresh: bool, progress: Progress
     ) -> Iterator[Stages]:
         """Stages with `jobs` worker processes, which end with the context."""
         cache = Cache(warn=lambda text: progress.note(f"autotune: {text}"))
@@ -48,9 +50,11 @@ class Stages:
         """The judge of a problem: its FLOP count and its kernel's fingerprint."""
         return Judge(
             problem=problem,
-            device=devices.get(problem.device),
+            device=_as_flagged(devices.get(problem.device)),
             flops=base.ask(kernel, "flops", kernel.flops, problem),
             kernel_fingerprint=kernel_fingerprint(problem.kernel),
+            method_fingerprint=_method_fingerprint(),
+            peak_dtype=base.ask(kernel, "multiplied_dtype", kernel.multiplied_dtype, problem),
             scope_counts=partial(_scope_counts, kernel, problem),
         )
 
@@ -59,7 +63,9 @@ class Stages:
         self.progress.start(judge.problem.label, "model", len(space.legal))
         key = _trace_key(judge)
         stored = None if self.fresh else self.cache.get(key)
-        traced = {c: evidence.from_json(r) for c, r in (stored or {}).items()}
+        known = {c: evidence.from_json(r) for c, r in (stored or {}).items()}
+        limits = self.pool.timeout_s, self.pool.memory_limit_bytes
+        traced = {c: answer for c, answer in known.items() if answer.holds_under(*limits)}
         missing = [c for c in space.legal if c.json not in traced]
         for _ in range(len(space.legal) - len(missing)):
             self.progress.advance()
@@ -68,7 +74,7 @@ class Stages:
             traced[task.candidate.json] = answer
             self.progress.advance()
         if missing:
-            kept = {c: evidence.to_json(t) for c, t in traced.items() if _is_repeatable(t)}
+            kept = {c: evidence.to_json(t) for c, t in traced.items() if t.repeatable}
             self.cache.put(key, kept)
         return [
             *(_modelled(judge, c, traced[c.json]) for c in space.legal),
@@ -77,16 +83,18 @@ class Stages:
 
     def compile(
         self, judge: Judge, total: int
-    ) -> Callable[[Sequence[Judged]], dict[Candidate, Row]]:
+    ) -> Callable[[Sequence[Judged], Callable[[], bool]], dict[Candidate, Row]]:
         """An evaluation for `study.explore`: compiled evidence on a batch of survivors."""
         self.progress.start(judge.problem.label, "compile", total)
         best_ms: float | None = None
 
-        def evaluate(batch: Sequence[Judged]) -> dict[Candidate, Row]:
+        def evaluate(
+            batch: Sequence[Judged], out_of_time: Callable[[], bool]
+        ) -> dict[Candidate, Row]:
             nonlocal best_ms
             by_candidate = {j.candidate: j for j in batch}
             rows: dict[Candidate, Row] = {}
-            for candidate, compiled in self._compiled(judge, by_candidate):
+            for candidate, compiled in self._compiled(judge, by_candidate, out_of_time):
                 row = judge.compiled(by_candidate[candidate], compiled)
                 rows[candidate] = row
                 if row.status == "ok" and row.latency_compiled_ms is not None:
@@ -97,9 +105,12 @@ class Stages:
         return evaluate
 
     def _compiled(
-        self, judge: Judge, candidates: Iterable[Candidate]
+        self, judge: Judge, candidates: Iterable[Candidate], out_of_time: Callable[[], bool]
     ) -> Iterator[tuple[Candidate, Compiled]]:
-        """The compiler's verdict on each candidate, from the cache where it is there."""
+        """The compiler's verdict on each candidate, from the cache where it is there.
+
+        Nothing more is begun once `out_of_time`.
+        """
         cache = CompileCache(
             self.cache,
             fingerprint=judge.kernel_fingerprint,
@@ -114,9 +125,26 @@ class Stages:
                 waiting.append(task)
             else:
                 yield candidate, known
-        for task, compiled in self.pool.run(waiting):
+        in_time = itertools.takewhile(lambda _: not out_of_time(), waiting)
+        for task, compiled in self.pool.run(in_time):
             cache.put(task, compiled)
             yield task.candidate, compiled
+
+
+def _as_flagged(device: Device) -> Device:
+    """`device` with the default VMEM limit that the user's own LIBTPU_INIT_ARGS give it."""
+    limit_bytes = environment.scoped_vmem_bytes(os.environ)
+    return device if limit_bytes is None else replace(device, scoped_vmem_bytes=limit_bytes)
+
+
+def _method_fingerprint() -> str:
+    return content_key(
+        {
+            "models": kernel_fingerprint("autotune.search.evaluate:Judge"),
+            "record": record_fingerprint(),
+            "flags": environment.compile_flags(os.environ),
+        }
+    )[:16]
 
 
 def _scope_counts(kernel: Kernel, problem: Problem, candidate: Candidate) -> dict[str, int]:
@@ -138,12 +166,6 @@ def _trace_key(judge: Judge) -> str:
             "problem_key": judge.problem.key,
             "problem": judge.problem.json,
         }
-    )
-
-
-def _is_repeatable(answer: Compiled) -> bool:
-    return answer.status in ("ok", "unsupported") or (
-        answer.status == "failed" and answer.repeatable and answer.limit_bytes is None
     )
 
 

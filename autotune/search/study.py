@@ -24,7 +24,8 @@ REASKS = 16
 """How often a point outside the survivors or already known is asked again before the model's
 next best is taken instead."""
 
-Evaluate = Callable[[Sequence[Judged]], dict[Candidate, Row]]
+Evaluate = Callable[[Sequence[Judged], Callable[[], bool]], dict[Candidate, Row]]
+"""`(batch, out_of_time) -> rows`: of the whole batch, or of what was begun before time was out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,8 @@ def explore(
     """Rows of the survivors evaluated within `budget`; the default and the model's best first.
 
     A space no larger than `budget.trials` is exhausted. In a larger one, half the trials follow
-    the model's order and the rest are TPE's, over the positions of the tunables' values.
+    the model's order and the rest are TPE's, over the positions of the tunables' values. The first
+    candidate, the default where it survived, is evaluated whatever `budget.seconds` says.
     """
     search = _Search(survivors, evaluate, budget)
     exhaustive = len(search.order) <= budget.trials
@@ -63,20 +65,29 @@ class _Search:
         self._budget = budget
         self._started = time.monotonic()
 
+    def out_of_time(self) -> bool:
+        """Whether `seconds` are over; never before the first candidate is known."""
+        limit_s = self._budget.seconds
+        return bool(
+            self.rows and limit_s is not None and time.monotonic() - self._started >= limit_s
+        )
+
     def room(self) -> int:
         """How many more candidates the budget allows now."""
-        left_s = (
-            1.0
-            if self._budget.seconds is None
-            else self._budget.seconds - (time.monotonic() - self._started)
-        )
-        return max(0, self._budget.trials - len(self.rows)) if left_s > 0 else 0
+        return 0 if self.out_of_time() else max(0, self._budget.trials - len(self.rows))
 
     def run(self, batch: Sequence[Judged]) -> None:
-        """Evaluates as much of `batch` as the budget allows; never one twice."""
+        """Evaluates as much of `batch` as the budget allows; never one twice.
+
+        Rows are kept in the order of the batch, not in that of finishing: it is what TPE sees.
+        """
         fresh = [j for j in batch if j.candidate not in self.rows][: self.room()]
-        if fresh:
-            self.rows.update(self._evaluate(fresh))
+        first = [] if self.rows else fresh[:1]
+        for part in filter(None, (first, fresh[len(first) :])):
+            if self.out_of_time():
+                return
+            found = self._evaluate(part, self.out_of_time)
+            self.rows |= {j.candidate: found[j.candidate] for j in part if j.candidate in found}
 
     def next_best(self, taken: Iterable[Candidate]) -> Judged | None:
         """The model's best candidate not known and not in `taken`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 
 import autotune
 
 
+@functools.cache
 def installed() -> dict[str, str | None]:
     """Versions of jax, libtpu and autotune here; None for one that is not installed."""
     return {"jax": _version("jax"), "libtpu": _version("libtpu"), "autotune": autotune.__version__}

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from autotune import device as devices
@@ -35,6 +35,7 @@ class Stages:
     cache: Cache
     progress: Progress
     fresh: bool = False
+    _fingerprints: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
@@ -52,8 +53,8 @@ class Stages:
             problem=problem,
             device=_as_flagged(devices.get(problem.device)),
             flops=base.ask(kernel, "flops", kernel.flops, problem),
-            kernel_fingerprint=kernel_fingerprint(problem.kernel),
-            method_fingerprint=_method_fingerprint(),
+            kernel_fingerprint=self._fingerprint(problem.kernel),
+            method_fingerprint=self._method_fingerprint(),
             peak_dtype=base.ask(kernel, "multiplied_dtype", kernel.multiplied_dtype, problem),
             scope_counts=partial(_scope_counts, kernel, problem),
         )
@@ -61,7 +62,7 @@ class Stages:
     def model(self, judge: Judge, space: Space) -> list[Judged]:
         """Model evidence on every candidate of `space`; the illegal ones with their rule."""
         self.progress.start(judge.problem.label, "model", len(space.legal))
-        key = _trace_key(judge)
+        key = self._trace_key(judge)
         stored = None if self.fresh else self.cache.get(key)
         known = {c: evidence.from_json(r) for c, r in (stored or {}).items()}
         limits = self.pool.timeout_s, self.pool.memory_limit_bytes
@@ -130,6 +131,36 @@ class Stages:
             cache.put(task, compiled)
             yield task.candidate, compiled
 
+    def _fingerprint(self, source: str) -> str:
+        """`kernel_fingerprint`, hashed once a sweep: what is edited meanwhile is the next one's."""
+        if source not in self._fingerprints:
+            self._fingerprints[source] = kernel_fingerprint(source)
+        return self._fingerprints[source]
+
+    def _method_fingerprint(self) -> str:
+        return content_key(
+            {
+                "models": self._fingerprint("autotune.search.evaluate:Judge"),
+                "record": record_fingerprint(),
+                "flags": environment.compile_flags(os.environ),
+            }
+        )[:16]
+
+    def _trace_key(self, judge: Judge) -> str:
+        """Key of what tracing says of all candidates of a problem: they cost milliseconds each,
+        and writing an entry safely costs as much."""
+        return content_key(
+            {
+                "kind": "traced",
+                "kernel_fingerprint": judge.kernel_fingerprint,
+                "record_fingerprint": self._fingerprint("autotune.pallas_call:trace"),
+                "versions": environment.versions(),
+                "flags": environment.compile_flags(os.environ),
+                "problem_key": judge.problem.key,
+                "problem": judge.problem.json,
+            }
+        )
+
 
 def _as_flagged(device: Device) -> Device:
     """`device` with the default VMEM limit that the user's own LIBTPU_INIT_ARGS give it."""
@@ -137,36 +168,10 @@ def _as_flagged(device: Device) -> Device:
     return device if limit_bytes is None else replace(device, scoped_vmem_bytes=limit_bytes)
 
 
-def _method_fingerprint() -> str:
-    return content_key(
-        {
-            "models": kernel_fingerprint("autotune.search.evaluate:Judge"),
-            "record": record_fingerprint(),
-            "flags": environment.compile_flags(os.environ),
-        }
-    )[:16]
-
-
 def _scope_counts(kernel: Kernel, problem: Problem, candidate: Candidate) -> dict[str, int]:
     if kernel.scope_counts is None:
         return {}
     return dict(base.ask(kernel, "scope_counts", kernel.scope_counts, problem, candidate.config))
-
-
-def _trace_key(judge: Judge) -> str:
-    """Key of what tracing says of all candidates of a problem: they cost milliseconds each, and
-    writing an entry safely costs as much."""
-    return content_key(
-        {
-            "kind": "traced",
-            "kernel_fingerprint": judge.kernel_fingerprint,
-            "record_fingerprint": kernel_fingerprint("autotune.pallas_call:trace"),
-            "versions": environment.versions(),
-            "flags": environment.compile_flags(os.environ),
-            "problem_key": judge.problem.key,
-            "problem": judge.problem.json,
-        }
-    )
 
 
 def _modelled(judge: Judge, candidate: Candidate, answer: Compiled) -> Judged:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import optuna
 
 BATCH = 8
-REASKS = 16
+REASKS = 4
 """How often a point outside the survivors or already known is asked again before the model's
 next best is taken instead."""
 

@@ -1,5 +1,7 @@
 """A kernel's fingerprint changes with the kernel, and with nothing else."""
 
+import importlib.abc
+import importlib.util
 import subprocess
 import sys
 
@@ -101,3 +103,23 @@ def test_every_built_in_kernel_lies_where_its_fingerprint_looks():
     from autotune.kernels.base import REGISTRY
 
     assert {name: f"autotune.kernels.{name}" for name in REGISTRY} == REGISTRY
+
+
+def test_a_package_that_only_an_import_hook_finds_counts(tmp_path, monkeypatch):
+    # How pip installs a package as editable: no folder of sys.path holds it.
+    folder = tmp_path / "elsewhere" / "hooked_kernels"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "mine.py").write_text("from hooked_kernels import blocks\n")
+    (folder / "blocks.py").write_text("B = 1\n")
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name != "hooked_kernels":
+                return None
+            return importlib.util.spec_from_file_location(name, folder / "__init__.py")
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    before = kernel_fingerprint("hooked_kernels.mine:KERNEL")
+    (folder / "blocks.py").write_text("B = 2\n")
+    assert kernel_fingerprint("hooked_kernels.mine:KERNEL") != before

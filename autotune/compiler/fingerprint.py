@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
 from autotune.errors import UnknownNameError
@@ -66,7 +65,7 @@ def record_fingerprint() -> str:
 
 def _own_folder(top: str) -> Path | None:
     """The folder of a top-level package or beside a single-file module, or that file alone."""
-    path, folders = _locate(top, _search_path())
+    path, folders = _locate_top(top)
     if folders:
         return Path(folders[0])
     # What lies beside an installed single-file module belongs to other projects.
@@ -89,17 +88,26 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _search_path() -> list[str]:
-    return [*sys.path, os.getcwd()]
-
-
 def _source(name: str) -> Path | None:
     """The source file of a module, found as an import would, without importing its parents."""
-    folders = _search_path()
-    path: Path | None = None
-    for part in name.split("."):
+    top, *parts = name.split(".")
+    path, folders = _locate_top(top)
+    for part in parts:
         path, folders = _locate(part, folders)
     return path
+
+
+def _locate_top(top: str) -> tuple[Path | None, list[str]]:
+    """As `_locate`, for a top-level name: asks the import system, whose finders know of editable
+    installs that no folder of `sys.path` shows, and then the current folder."""
+    try:
+        spec = importlib.util.find_spec(top)  # imports nothing for a name without a dot
+    except ValueError:  # a module without a spec, such as __main__
+        spec = None
+    if spec is None:
+        return _locate(top, [os.getcwd()])
+    path = Path(spec.origin).resolve() if spec.origin and spec.origin.endswith(".py") else None
+    return path, [str(Path(f).resolve()) for f in spec.submodule_search_locations or ()]
 
 
 def _locate(part: str, folders: list[str]) -> tuple[Path | None, list[str]]:

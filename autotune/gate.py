@@ -15,6 +15,7 @@ from autotune.errors import AutotuneError, InputError, KernelError
 from autotune.kernels import base
 from autotune.leaderboard import Board
 from autotune.progress import Progress
+from autotune.report.units import milliseconds
 from autotune.row import Row
 from autotune.search.prune import Stages
 from autotune.search.space import Space
@@ -146,7 +147,7 @@ def _compare(board: Board, best: Row, today: Row, against: str, tolerance: float
     change = now_ms / stored_ms - 1
     outcome = REGRESSION if change > tolerance else PASS
     reason = (
-        f"{stored_ms:.4f} → {now_ms:.4f} ms {_EVIDENCE[against]} ({change:+.1%}, "
+        f"{milliseconds(stored_ms)} → {milliseconds(now_ms)} {_EVIDENCE[against]} ({change:+.1%}, "
         f"tolerance {tolerance:.1%})"
     )
     if change < -tolerance:

@@ -78,7 +78,7 @@ class Bars:
 
     def advance(self, *, best_ms: float | None = None) -> None:
         if best_ms is not None:
-            self._bars.update(self._task, best=f"best {best_ms:.3f} ms")
+            self._bars.update(self._task, best=f"best {best_ms:.4g} ms")
         self._bars.advance(self._task)
 
     def note(self, text: str) -> None:

@@ -12,6 +12,7 @@ from test_leaderboard import row
 from autotune.leaderboard import Board, ranked
 from autotune.report import document, table
 from autotune.report.pairs import backward_pairs
+from autotune.report.units import milliseconds
 from autotune.row import Row
 
 
@@ -82,7 +83,8 @@ def test_dq_and_dkv_of_one_problem_stand_together() -> None:
     other = board(compiled(1, 3.0, kernel="flash_dkv", device="v6e"))
     assert len(backward_pairs([dq, dkv, other])) == 1
     assert (
-        "**attention: dq + dkv on tpu7x**: 2.000 + 3.000 = 5.000 ms compiled, 0.8 TFLOP/s, MFU 0.1%"
+        "**attention: dq + dkv on tpu7x**: 2.000 ms + 3.000 ms = 5.000 ms compiled, "
+        "0.8 TFLOP/s, MFU 0.1%"
     ) in text(dq, dkv, other)
     (pair,) = document.document([dq, dkv, other])["backward_pairs"]
     assert pair["latency_ms"] == 5.0
@@ -110,3 +112,11 @@ def test_names_with_brackets_are_printed_as_they_are() -> None:
     named = compiled(1, 1.0, problem_name="up [/] x [bold]y[/bold] :smile:")
     table.write_terminal([board(named)], top=5, file=file)
     assert "up [/] x [bold]y[/bold] :smile:" in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value_ms", "shown"),
+    [(203.3999, "203.4 ms"), (1.0, "1.000 ms"), (0.0014031, "0.001403 ms"), (12345.6, "12346 ms")],
+)
+def test_latencies_have_four_significant_digits(value_ms: float, shown: str) -> None:
+    assert milliseconds(value_ms) == shown

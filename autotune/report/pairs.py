@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.leaderboard import Board
+from autotune.report.units import milliseconds
 from autotune.row import Row
 
 
@@ -44,9 +45,10 @@ class BackwardPair:
     @property
     def text(self) -> str:
         share = f", MFU {self.mfu:.1%}" if self.mfu is not None else ""
+        halves = " + ".join(milliseconds(r.latency_ms or 0.0) for r in (self.dq, self.dkv))
         return (
-            f"{self.dq.latency_ms:.3f} + {self.dkv.latency_ms:.3f} = {self.latency_ms:.3f} ms "
-            f"{self.dq.evidence}, {self.effective_tflops:.1f} TFLOP/s{share}"
+            f"{halves} = {milliseconds(self.latency_ms)} {self.dq.evidence}, "
+            f"{self.effective_tflops:.1f} TFLOP/s{share}"
         )
 
 

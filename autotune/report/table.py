@@ -12,6 +12,7 @@ from rich.table import Table
 from autotune import stale
 from autotune.leaderboard import Board
 from autotune.report.pairs import backward_pairs
+from autotune.report.units import milliseconds
 from autotune.row import Row
 
 HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
@@ -23,7 +24,7 @@ def cells(row: Row, default: Row | None) -> tuple[str, ...]:
     return (
         f"{row.rank}{' *' if row.is_default else ''}",
         blocks(row.config),
-        f"{row.latency_ms:.3f} ms {row.evidence}" if row.latency_ms is not None else "–",
+        f"{milliseconds(row.latency_ms)} {row.evidence}" if row.latency_ms is not None else "–",
         f"{row.mfu:.1%}" if row.mfu is not None else "–",
         f"{row.effective_tflops:.1f}" if row.effective_tflops is not None else "–",
         _vmem(row),

@@ -43,6 +43,9 @@ class _OneLineErrors(TyperGroup):
         except AutotuneError as error:
             _complain(str(error))
             status = error.exit_status
+        except OSError as error:  # a full disk behind stdout; a closed pipe is Typer's own
+            _complain(str(error))
+            status = AutotuneError.exit_status
         if status == INTERRUPTED:  # Typer's own answer to Ctrl-C
             _complain("interrupted; the same command goes on from here")
         if standalone_mode:

@@ -26,6 +26,9 @@ __all__ = [
     "PallasCall", "Program", "Scratch", "StepClass", "Window", "semantics_reason", "trace",
 ]  # fmt: skip
 
+MAX_GRID_STEPS = 2**23
+"""Some arrays have an element a grid step. A kernel of more steps takes seconds on the fixed cost
+of a step alone."""
 SEMANTICS = ("parallel", "arbitrary", "core_parallel", "subcore_parallel")
 
 
@@ -101,6 +104,10 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
     name = params.get("name") or body.debug_info.func_name
     dynamic = mapping.num_dynamic_grid_bounds
     grid = _grid(name, mapping.grid, call.operands[:dynamic])
+    if (steps := math.prod(grid)) > MAX_GRID_STEPS:
+        raise KernelError(
+            f"the grid of {name} has {steps} steps; at most {MAX_GRID_STEPS} are followed"
+        )
     index_count = mapping.num_index_operands
     tables = [_table(value()) for value in call.operands[dynamic : dynamic + index_count]]
     axes = tuple(n for n in range(len(grid)) if n not in mapping.vmapped_dims)

@@ -179,3 +179,23 @@ def test_one_problem_in_two_files_must_ask_for_one_space(
     assert status == 2
     assert err.startswith("autotune: b.yaml:5: ")
     assert "another space or budget is at a.yaml:3" in err
+
+
+@pytest.mark.parametrize("flops", ["-5", "0", "2.5e9", "True"])
+def test_a_kernel_whose_flops_are_no_count_is_refused(
+    flops: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"counts_{abs(hash(flops))}"
+    Path(f"{name}.py").write_text(
+        "from autotune.kernels.base import Kernel\n"
+        "KERNEL = Kernel(name='k', axes=('m',), build=lambda p, c: None, "
+        f"tunables=lambda p, d: {{}}, flops=lambda p: {flops})\n"
+    )
+    Path("c.yaml").write_text(
+        f"device: v6e\nproblems:\n  - kernel: {name}:KERNEL\n    shape: {{m: 8}}\n"
+    )
+    status, _, err = call(capsys, "sweep", "c.yaml", "--until", "model")
+    assert status == 2
+    assert "not a whole number of at least 1" in err
+    assert err.count("\n") == 1

@@ -247,6 +247,11 @@ def test_an_illegal_config_is_refused_with_both_numbers(blocks, words):
     assert KERNEL.illegal(p, blocks, devices.get("tpu7x")) == words
 
 
+def test_the_default_of_a_short_axis_is_all_of_it():
+    default = KERNEL.default(problem(1, 4096, 100), devices.get("v6e"))
+    assert (default["bm"], default["bk"], default["bn"]) == (1, 128, 100)
+
+
 def test_one_block_of_m_or_n_leaves_one_grid_order():
     p = problem(512, 512, 1024)
     for blocks, order in (

@@ -135,6 +135,10 @@ def make_problem(
     )
     ask(kernel, "check", kernel.check, problem)
     flops = ask(kernel, "flops", kernel.flops, problem)
+    if isinstance(flops, bool) or not isinstance(flops, int) or flops < 1:
+        raise KernelError(
+            f"kernel {kernel.name}: flops gave {shown(flops)}, not a whole number of at least 1"
+        )
     if flops >= MAX_FLOPS:
         raise InputError(
             f"shape: {flops:.2e} FLOPs is not allowed; less than 2^60, to be counted in 64 bits",

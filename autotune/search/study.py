@@ -52,6 +52,8 @@ def explore(
         search.run(first[start : start + BATCH])
     if not exhaustive and search.room():
         _continue_with_tpe(search, seed)
+    while not search.usable() and search.room() and (judged := search.next_best(())):
+        search.run([judged])
     return search.rows
 
 
@@ -65,6 +67,10 @@ class _Search:
         self._budget = budget
         self._started = time.monotonic()
 
+    def usable(self) -> bool:
+        """Whether any candidate so far could win."""
+        return any(row.status == "ok" for row in self.rows.values())
+
     def out_of_time(self) -> bool:
         """Whether `seconds` are over; never before the first candidate is known."""
         limit_s = self._budget.seconds
@@ -73,8 +79,14 @@ class _Search:
         )
 
     def room(self) -> int:
-        """How many more candidates the budget allows now."""
-        return 0 if self.out_of_time() else max(0, self._budget.trials - len(self.rows))
+        """How many more candidates the budget allows now.
+
+        A few more, one by one, while none was usable: a refused default must not be all there is.
+        """
+        left = self._budget.trials - len(self.rows)
+        if left <= 0 and not self.usable():
+            left = int(left > -BATCH)
+        return 0 if self.out_of_time() else max(0, left)
 
     def run(self, batch: Sequence[Judged]) -> None:
         """Evaluates as much of `batch` as the budget allows; never one twice.

@@ -23,7 +23,7 @@ from autotune.vmem_model import (
 
 if TYPE_CHECKING:
     from autotune.call_record import Dot, PallasCall, Program, StepClass, Window
-    from autotune.compiler.evidence import Schedule, ScopeUse
+    from autotune.evidence import Schedule, ScopeUse
 
 __all__ = [
     "Allocation", "Latency", "VmemBill", "compiled_latency", "effective_tflops", "matched", "mfu",

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.compiler.cache import Cache, CompileCache
-from autotune.compiler.evidence import Compiled
 from autotune.compiler.fingerprint import kernel_fingerprint
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
+from autotune.evidence import Compiled
 from autotune.kernels import base
 
 TARGET_S = 20.0

@@ -21,9 +21,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from autotune import cost_model, pallas_call
 from autotune import device as devices
 from autotune.candidate import Candidate
-from autotune.compiler.evidence import Compiled
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
+from autotune.evidence import Compiled
 from autotune.kernels import base
 
 KERNELS = {"matmul": "matmul", "flash_fwd": "published_kernels:FLASH"}

@@ -20,11 +20,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from autotune import cost_model, pallas_call
 from autotune import device as devices
 from autotune.candidate import Candidate
-from autotune.compiler.evidence import Compiled
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
 from autotune.device import DEVICES, MIB, Device
 from autotune.errors import KernelError
+from autotune.evidence import Compiled
 from autotune.kernels import base
 from autotune.problem import Problem
 from autotune.search import space

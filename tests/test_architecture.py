@@ -16,7 +16,7 @@ LAYERS = {
     "versions": 1,
     "config": 2, "config_schema": 2, "matrix": 2, "overrides": 2,
     "cost_model": 2, "kernels": 2, "leaderboard": 2, "pallas_call": 2,
-    "call_record": 2, "compiler.evidence": 2, "traced": 2, "vmem_model": 2,
+    "call_record": 1, "evidence": 1, "traced": 2, "vmem_model": 2,
     "compiler": 3, "measure": 3, "search.evaluate": 3, "search.prune": 3, "search.space": 3,
     "calibration": 4, "export": 4, "gate": 4, "lookup": 4, "report": 4, "stale": 4,
     "search.study": 4,

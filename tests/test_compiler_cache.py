@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune import evidence
 from autotune.candidate import Candidate
-from autotune.compiler import evidence
 from autotune.compiler.cache import Cache, CacheWarning, CompileCache, content_key, default_folder
-from autotune.compiler.evidence import Compiled, Schedule, ScopeUse
 from autotune.compiler.task import Task
+from autotune.evidence import Compiled, Schedule, ScopeUse
 from autotune.problem import Problem
 
 UNITS = {"MXU": 3, "VALU": 4}

@@ -42,7 +42,7 @@ HLO name `probe.1`: Unsupported type for matmul: 'vector<256x256xf8E4M3B11FNUZ>'
 BLOCK = (
     "The Pallas TPU lowering currently requires that the last two dimensions of your block shape "
     "are divisible by 8 and 128 respectively, or be equal to the respective dimensions of the "
-    "overall array. Block spec for args[0] in pallas_call kernel at /home/me/work/mine.py:63 has "
+    "overall array. Block spec for args[0] in pallas_call kernel at /home/me/code/mine.py:63 has "
     "block shape (100, 100), array shape (256, 256).\n"
     "See details at https://docs.jax.dev/en/latest/pallas/grid_blockspec.html#pallas-blockspec"
 )

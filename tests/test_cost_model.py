@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from autotune import cost_model
 from autotune import device as devices
 from autotune.call_record import Dot, PallasCall, Program, Scratch, StepClass, Window
-from autotune.compiler.evidence import Schedule, ScopeUse
 from autotune.device import DEVICES, MIB, Device
 from autotune.errors import KernelError
+from autotune.evidence import Schedule, ScopeUse
 
 V5E, V6E, TPU7X, V5P = (devices.get(name) for name in ("v5e", "v6e", "tpu7x", "v5p"))
 

@@ -18,10 +18,10 @@ from jax.experimental.pallas import tpu as pltpu
 from autotune import device as devices
 from autotune.candidate import Candidate
 from autotune.compiler.environment import unavailable
-from autotune.compiler.evidence import Compiled
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
 from autotune.errors import InputError
+from autotune.evidence import Compiled
 from autotune.kernels import flash_bwd, flash_dkv, flash_dq, reference
 from autotune.kernels.attention import MASK_VALUE, AttentionShape
 from autotune.kernels.base import make_problem

@@ -15,10 +15,11 @@ from typing import Any
 
 import platformdirs
 
-from autotune.compiler import environment, evidence
-from autotune.compiler.evidence import Compiled
+from autotune import evidence
+from autotune.compiler import environment
 from autotune.compiler.fingerprint import record_fingerprint
 from autotune.compiler.task import Task
+from autotune.evidence import Compiled
 
 ABANDONED_SECONDS = 3600  # no write takes that long
 

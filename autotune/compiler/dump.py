@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autotune.compiler.evidence import Schedule, ScopeUse
 from autotune.device import Device
+from autotune.evidence import Schedule, ScopeUse
 
 OUTSIDE = ""  # the scope of bundles that no named scope holds
 

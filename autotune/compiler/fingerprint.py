@@ -16,7 +16,7 @@ _RECORD_MODULES = (
     "autotune.call_record",
     "autotune.compiler.dump",
     "autotune.compiler.environment",
-    "autotune.compiler.evidence",
+    "autotune.evidence",
     "autotune.compiler.process",
     "autotune.compiler.program",
     "autotune.compiler.task",

@@ -9,10 +9,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from autotune.compiler.environment import unavailable
-from autotune.compiler.evidence import Compiled
 from autotune.compiler.process import WorkerProcess, remove_stale_dumps
 from autotune.compiler.task import Task
 from autotune.errors import InputError, NoCompilerError
+from autotune.evidence import Compiled
 
 GIB = 2**30
 # A sweep keeps under 8 GiB: half a GiB for the parent, the rest shared by the workers. A worker

@@ -18,12 +18,12 @@ from typing import Any
 
 import psutil
 
-from autotune.compiler import evidence
+from autotune import evidence
 from autotune.compiler.environment import versions, worker_environment
-from autotune.compiler.evidence import Compiled
 from autotune.compiler.task import Task
 from autotune.compiler.verdict import Verdict, crash
 from autotune.errors import NoCompilerError
+from autotune.evidence import Compiled
 
 START_SECONDS = 120  # importing jax and loading libtpu takes 2 s; longer on a machine that swaps
 POLL_SECONDS = 0.05

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.compiler.dump import DumpError, parse_schedule, parse_spilled_bytes
-from autotune.compiler.evidence import Schedule
 from autotune.device import Device
+from autotune.evidence import Schedule
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(

@@ -21,14 +21,15 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 
 from autotune import device as devices
+from autotune import evidence
 from autotune.call_record import Program
-from autotune.compiler import environment, evidence
-from autotune.compiler.evidence import Compiled
+from autotune.compiler import environment
 from autotune.compiler.program import read_schedules
 from autotune.compiler.task import Task
 from autotune.compiler.verdict import Verdict, classify
 from autotune.device import Device
 from autotune.errors import KernelError
+from autotune.evidence import Compiled
 from autotune.kernels import base
 from autotune.pallas_call import semantics_reason, trace
 

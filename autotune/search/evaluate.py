@@ -17,7 +17,7 @@ from autotune.row import Row
 
 if TYPE_CHECKING:
     from autotune.call_record import PallasCall, Program
-    from autotune.compiler.evidence import Compiled, Schedule
+    from autotune.evidence import Compiled, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

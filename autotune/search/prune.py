@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from autotune import device as devices
+from autotune import evidence
 from autotune.candidate import Candidate
-from autotune.compiler import environment, evidence
+from autotune.compiler import environment
 from autotune.compiler.cache import Cache, CompileCache, content_key
-from autotune.compiler.evidence import Compiled
 from autotune.compiler.fingerprint import kernel_fingerprint, record_fingerprint
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
 from autotune.device import Device
+from autotune.evidence import Compiled
 from autotune.kernels import base
 from autotune.kernels.base import Kernel
 from autotune.problem import Problem

@@ -21,7 +21,7 @@ LAYERS = {
     "calibration": 4, "export": 4, "gate": 4, "lookup": 4, "report": 4, "stale": 4,
     "search.study": 4,
     "sweep": 5,
-    "__main__": 6, "cli": 6,
+    "__main__": 6, "cli": 6, "tune": 6,
 }  # fmt: skip
 MAY_IMPORT_JAX = ("kernels", "pallas_call", "traced", "compiler.worker")
 

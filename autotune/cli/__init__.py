@@ -1,0 +1,13 @@
+"""The `autotune` command: one module a command, each parsing, calling, printing."""
+
+from __future__ import annotations
+
+from autotune.cli import gate, listing, report, sweep
+from autotune.cli.app import app
+
+__all__ = ["app", "gate", "listing", "main", "report", "sweep"]
+
+
+def main() -> None:
+    """Entry point of the `autotune` command."""
+    app()

@@ -1,0 +1,157 @@
+"""The Typer application and what its commands share; nothing heavy is imported before its use."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from autotune.errors import AutotuneError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from autotune.leaderboard import Board
+    from autotune.progress import Progress
+
+INTERRUPTED = 130
+IN_ORDER = (
+    "sweep", "report", "explain", "gate", "best", "export", "calibrate", "kernels", "devices",
+)  # fmt: skip
+"""Of `--help`: the order in which a user comes to need them."""
+
+
+class _OneLineErrors(TyperGroup):
+    """Every error a user can cause is one line on stderr and the exit status of its kind."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=IN_ORDER.index)
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        **more: Any,
+    ) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            status = super().main(words, prog_name, standalone_mode=False, **more)
+        except TyperException as error:
+            _complain(_usage_text(error, words))
+            status = error.exit_code
+        except AutotuneError as error:
+            _complain(str(error))
+            status = error.exit_status
+        except OSError as error:  # a full disk behind stdout; a closed pipe is Typer's own
+            _complain(str(error))
+            status = AutotuneError.exit_status
+        if status == INTERRUPTED:  # Typer's own answer to Ctrl-C
+            _complain("interrupted; the same command goes on from here")
+        if standalone_mode:
+            sys.exit(status or 0)
+        return status
+
+
+def _complain(text: str) -> None:
+    if text:
+        print(f"autotune: {' '.join(text.split())}", file=sys.stderr)
+
+
+def _usage_text(error: TyperException, words: Sequence[str]) -> str:
+    """The error of the command line, with the value that Typer leaves out for numbers."""
+    options = getattr(getattr(error, "param", None), "opts", [])
+    for option in options:
+        for i, word in enumerate(words):
+            value = word.partition("=")[2] if "=" in word else "".join(words[i + 1 : i + 2])
+            if word.partition("=")[0] == option:
+                allowed = error.message.removeprefix("Value error, ").rstrip(".")
+                return f"{option} {value!r} is not allowed; {allowed}"
+    return error.format_message()
+
+
+app = typer.Typer(
+    cls=_OneLineErrors,
+    name="autotune",
+    help="Find the best block sizes of Pallas TPU kernels, mostly without a TPU.",
+    epilog="Example: autotune sweep configs/dsv3.yaml && autotune report",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Until(enum.StrEnum):
+    model = "model"
+    compile = "compile"
+    measure = "measure"
+
+
+Results = Annotated[Path, typer.Option("--results", help="Where leaderboards are kept.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", help="Worker processes; one per core, at most 6, unless given.", min=1),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds one candidate may take to trace and compile.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from autotune import versions
+
+        print(" ".join(f"{k} {v or 'none'}" for k, v in reversed(versions.installed().items())))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print versions and exit.", callback=_version)
+    ] = False,
+) -> None:
+    return
+
+
+def positive(option: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
+        raise InputError(f"{option} {value:g} is not allowed; a number above 0")
+
+
+def progress_bars() -> AbstractContextManager[Progress]:
+    from autotune.progress import Bars, Quiet
+
+    return Bars() if sys.stderr.isatty() else nullcontext(Quiet())
+
+
+def stored(results: Path) -> list[Board]:
+    from autotune import leaderboard
+
+    found = list(leaderboard.boards(results))
+    damaged = [f for f in found if isinstance(f, AutotuneError)]
+    if damaged and results.is_file():
+        raise damaged[0]
+    for error in damaged:
+        print(f"autotune: skipped {error}", file=sys.stderr)
+    return [f for f in found if not isinstance(f, AutotuneError)]
+
+
+@contextmanager
+def opened(output: Path | None) -> Iterator[IO[str]]:
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        file = output.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--output {output} cannot be written: {error.strerror}") from None
+    with file:
+        yield file

@@ -1,0 +1,34 @@
+"""`autotune kernels` and `autotune devices`: what there is."""
+
+from __future__ import annotations
+
+from autotune.cli.app import app
+
+
+@app.command(epilog="Example: autotune kernels")
+def kernels() -> None:
+    """List the kernels: their shape entries, options and dtypes."""
+    from autotune.kernels import base
+
+    for name in base.REGISTRY:
+        kernel = base.load(name)
+        print(f"{name}\n  shape    {', '.join(kernel.axes)}")
+        print(f"  options  {', '.join(kernel.options) or 'none'}")
+        print(f"  dtypes   {', '.join(kernel.dtypes)}\n  FLOPs    {kernel.flop_convention}")
+
+
+@app.command(epilog="Example: autotune devices")
+def devices() -> None:
+    """List the devices: peaks per JAX device, VMEM per core, overheads and their sources."""
+    from autotune.device import DEVICES, MIB
+
+    for d in DEVICES.values():
+        peaks = ", ".join(f"{k} {v / 1e12:.0f}" for k, v in d.peak_ops_per_s.items())
+        print(f"{d.name}  ({d.kind!r}, {d.cores} TensorCore{'s' * (d.cores > 1)} a JAX device)")
+        print(f"  peak TFLOP/s  {peaks}\n  HBM           {d.hbm_bytes / 1e9:.1f} GB, ", end="")
+        print(
+            f"{d.hbm_bytes_per_s / 1e9:.0f} GB/s\n  VMEM          {d.vmem_bytes // MIB} MiB, ",
+            end="",
+        )
+        print(f"{d.scoped_vmem_bytes // MIB} MiB unless raised")
+        print(f"  grid step     {d.step_overhead_s * 1e6:.1f} µs ({d.overhead_source})")

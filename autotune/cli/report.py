@@ -1,0 +1,70 @@
+"""`autotune report`."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.app import app, opened, stored
+from autotune.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autotune.leaderboard import Board
+
+
+class Format(enum.StrEnum):
+    table = "table"
+    markdown = "markdown"
+    json = "json"
+    csv = "csv"
+
+
+@app.command(epilog="Example: autotune report results --format markdown --top 5")
+def report(
+    results: Annotated[
+        Path, typer.Argument(help="A results directory or one leaderboard file.")
+    ] = Path("results"),
+    format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.table,
+    problem: Annotated[
+        str | None, typer.Option(help="Only problems whose name, kernel or key contains this.")
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(help="Ranked rows to show; json and csv show all.", min=1)
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+) -> None:
+    """Print the leaderboards: rank, blocks, latency and its evidence, MFU, VMEM, gain.
+
+    Exit status: 0; 2 for bad input.
+    """
+    boards = [b for b in stored(results) if problem is None or _matches(b, problem)]
+    if not boards:
+        about = f" matching --problem {problem!r}" if problem else ""
+        raise InputError(f"no leaderboard{about} in {results}; `autotune sweep CONFIG` makes them")
+    write(boards, format, top=top, output=output)
+
+
+def _matches(board: Board, text: str) -> bool:
+    first = board.rows[0]
+    return any(
+        text in (field or "") for field in (first.problem_name, first.kernel, board.path.stem)
+    )
+
+
+def write(boards: Sequence[Board], format: Format, *, top: int | None, output: Path | None) -> None:
+    from autotune.report import document, table
+
+    with opened(output) as file:
+        if format is Format.json:
+            document.write_json(boards, top=top, file=file)
+        elif format is Format.csv:
+            document.write_csv(boards, top=top, file=file)
+        elif format is Format.markdown:
+            table.write_markdown(boards, top=top or 5, file=file)
+        else:
+            table.write_terminal(boards, top=top or 5, file=file)

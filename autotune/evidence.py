@@ -56,6 +56,25 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class XlaOp:
+    """What XLA runs around the kernels: one instruction of the scheduled module.
+
+    Attributes:
+      name, opcode: as in the module; an asynchronous pair is one op under its start's name.
+      bytes_read, bytes_written: of one run, from the shapes in their layouts, tiling padded.
+      estimated_cycles: XLA's own figure for one run; None where it gives none.
+      repeats: runs in one run of the program (loops around it).
+    """
+
+    name: str
+    opcode: str
+    bytes_read: int
+    bytes_written: int
+    estimated_cycles: int | None
+    repeats: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
     """The verdict on one candidate; of a `trace` task, which no compiler sees, the program.
 
@@ -63,6 +82,7 @@ class Compiled:
       status: `ok`, `oom`, `unsupported`, `failed`, `timeout` or `crashed`.
       reason: one line, for every status but `ok`.
       schedules: one per `pallas_call`, in program order; of a `compile` task only.
+      xla_ops: what runs around the kernels, in the module's order; of a `compile` task only.
       program: the traced `pallas_call`s; of a `trace` task only.
       compile_seconds: trace + lower + compile in the worker.
       jax_version, libtpu_version: what compiled it.
@@ -74,6 +94,7 @@ class Compiled:
     status: str
     reason: str | None = None
     schedules: tuple[Schedule, ...] = field(default_factory=tuple)
+    xla_ops: tuple[XlaOp, ...] = ()
     program: Program | None = None
     compile_seconds: float | None = None
     jax_version: str | None = None
@@ -107,6 +128,7 @@ def from_json(record: dict[str, Any]) -> Compiled:
         **{
             **record,
             "schedules": tuple(_schedule(s) for s in record["schedules"]),
+            "xla_ops": tuple(XlaOp(**op) for op in record.get("xla_ops", ())),
             "program": None if program is None else call_record.from_json(program),
         }
     )

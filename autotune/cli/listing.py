@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.cli.app import app
+from autotune.errors import InputError
 
 
 @app.command(epilog="Example: autotune kernels")
@@ -11,7 +12,11 @@ def kernels() -> None:
     from autotune.kernels import base
 
     for name in base.REGISTRY:
-        kernel = base.load(name)
+        try:
+            kernel = base.load(name)
+        except InputError as error:  # another project's kernel, which is not installed here
+            print(f"{name}\n  {error}")
+            continue
         print(f"{name}\n  shape    {', '.join(kernel.axes)}")
         print(f"  options  {', '.join(kernel.options) or 'none'}")
         print(f"  dtypes   {', '.join(kernel.dtypes)}\n  FLOPs    {kernel.flop_convention}")

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from autotune.errors import UnknownNameError
+from autotune.kernels.registry import REGISTRY, place_of
 
 # What decides how a candidate is compiled and how its dump becomes a record.
 _RECORD_MODULES = (
@@ -38,9 +39,14 @@ def kernel_fingerprint(kernel: str) -> str:
       kernel: registry name, or `package.module:ATTRIBUTE`.
 
     Raises:
-      UnknownNameError: there is no such module, or it has no Python source.
+      UnknownNameError: there is no such kernel or module, or it has no Python source.
     """
-    module = kernel.partition(":")[0] if ":" in kernel else f"autotune.kernels.{kernel}"
+    if ":" in kernel:
+        module = kernel.partition(":")[0]
+    elif kernel in REGISTRY:
+        module = place_of(kernel)[0]
+    else:
+        raise UnknownNameError("kernel", kernel, REGISTRY)
     own = _own_folder(module.partition(".")[0])
     if own is None or _source(module) is None:
         raise UnknownNameError("kernel module", module, ())

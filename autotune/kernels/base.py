@@ -22,6 +22,7 @@ from autotune import device as devices
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import AutotuneError, InputError, KernelError, UnknownNameError, shown
+from autotune.kernels.registry import REGISTRY, place_of
 from autotune.problem import MAX_AXIS, Problem
 
 MAX_FLOPS = 2**60
@@ -263,31 +264,29 @@ def number(*, positive: bool) -> Option:
     return Option(parse=parse)
 
 
-REGISTRY: dict[str, str] = {
-    "matmul": "autotune.kernels.matmul",
-    "flash_fwd": "autotune.kernels.flash_fwd",
-    "flash_dq": "autotune.kernels.flash_dq",
-    "flash_dkv": "autotune.kernels.flash_dkv",
-    "splash": "autotune.kernels.splash",
-}
-
-
 def load(name: str) -> Kernel:
-    """The kernel called `name`: a built-in's module holds it as `KERNEL`.
+    """The kernel called `name`: a built-in's module holds it, as `KERNEL` where not said otherwise.
 
     `package.module:ATTRIBUTE` is the user's own, found in the current directory or on `sys.path`;
     its `name` becomes that text, so that a worker process finds it again.
 
     Raises:
       UnknownNameError: an unknown kernel or attribute; the message lists the known ones.
-      InputError: no such module, or the attribute is no `Kernel`.
+      InputError: no such module, or the attribute is no `Kernel`; or a built-in of another project,
+        which is not installed or lacks it.
       KernelError: the module could not be imported.
     """
     if ":" in name:
         return _load_external(name)
     if name not in REGISTRY:
         raise UnknownNameError("kernel", name, REGISTRY, path=("kernel",))
-    kernel: Kernel = importlib.import_module(REGISTRY[name]).KERNEL
+    module, attribute = place_of(name)
+    try:
+        kernel: Kernel = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise InputError(
+            f"kernel {name!r} is not available here: {error}", path=("kernel",)
+        ) from error
     return kernel
 
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from autotune.evidence import Schedule, ScopeUse
 
 __all__ = [
-    "Allocation", "Latency", "VmemBill", "compiled_latency", "effective_tflops", "matched", "mfu",
-    "model_latency", "mxu_limit_cycles", "mxu_utilization", "rejection", "scope_cycles",
-    "suspect_reason", "vmem_bill", "vmem_limit_bytes",
+    "Allocation", "Latency", "PIPELINE", "VmemBill", "compiled_latency", "effective_tflops",
+    "flop_seconds", "matched", "mfu", "model_latency", "mxu_limit_cycles", "mxu_utilization",
+    "rejection", "run_cycles", "scope_cycles", "skipped", "suspect_reason", "vmem_bill",
+    "vmem_limit_bytes",
 ]  # fmt: skip
 
 PIPELINE = ""  # the scope of code outside any named scope
@@ -82,7 +83,7 @@ def model_latency(
         (`Kernel.scope_counts`); without, every step is assumed to run them.
     """
     return _sum(
-        _on_timeline(call, _flop_seconds(call, device), device, scope_counts or {})
+        _on_timeline(call, flop_seconds(call, device), device, scope_counts or {})
         for call in program.calls
     )
 
@@ -107,7 +108,7 @@ def compiled_latency(
     """
     parts = []
     for call, schedule in matched(program, schedules):
-        seconds = {n: c / device.clock_hz for n, c in _run_cycles(call, schedule, device).items()}
+        seconds = {n: c / device.clock_hz for n, c in run_cycles(call, schedule, device).items()}
         prologue_s = schedule.prologue_bundles / device.clock_hz
         parts.append(_on_timeline(call, seconds, device, scope_counts or {}, prologue_s=prologue_s))
     total = _sum(parts)
@@ -136,7 +137,7 @@ def _on_timeline(
             known.get(scope, runs) * run_s.get(scope, 0.0) for scope, runs in step.scopes.items()
         )
         moved = _copy_seconds(call, step, device)
-        fixed = device.skip_overhead_s if _skipped(call, step) else device.step_overhead_s
+        fixed = device.skip_overhead_s if skipped(call, step) else device.step_overhead_s
         total += step.steps * max(busy + fixed, moved)
         compute += step.steps * busy
         transfer += step.steps * moved
@@ -180,7 +181,7 @@ def _moving(call: PallasCall, role: str, number: int) -> list[Window]:
     return sorted(copied, key=lambda w: -w.copies)[:number]
 
 
-def _skipped(call: PallasCall, step: StepClass) -> bool:
+def skipped(call: PallasCall, step: StepClass) -> bool:
     """Whether the step does nothing, in a call that does something: no named scope and no dot."""
     works = bool(call.executed_flops) or any(name != PIPELINE for name in call.scopes)
     return works and not step.scopes and not step.flops
@@ -207,7 +208,7 @@ def _runs(call: PallasCall) -> dict[str, int]:
     return runs
 
 
-def _flop_seconds(call: PallasCall, device: Device) -> dict[str, float]:
+def flop_seconds(call: PallasCall, device: Device) -> dict[str, float]:
     """Seconds of one run of each scope at the peak of one core."""
     runs = _runs(call)
     flop_s = _seconds_per_flop(call.dots, device) * device.cores
@@ -247,7 +248,7 @@ def scope_cycles(use: ScopeUse, device: Device) -> int:
     return max(use.bundles, mxu_limit_cycles(use, device))
 
 
-def _run_cycles(call: PallasCall, schedule: Schedule, device: Device) -> dict[str, float]:
+def run_cycles(call: PallasCall, schedule: Schedule, device: Device) -> dict[str, float]:
     """Cycles of one run of each scope, and under `PIPELINE` of one step outside any.
 
     A scope that stands in the text several times (unrolled, or in both branches of a condition)
@@ -298,7 +299,7 @@ def mxu_utilization(
     for call, schedule in matched(program, schedules):
         counts = {s: n for s, n in (scope_counts or {}).items() if call.scopes.get(s, 0) is None}
         runs = _runs(call) | counts
-        cycles = _run_cycles(call, schedule, device)
+        cycles = run_cycles(call, schedule, device)
         for name, use in schedule.scopes.items():
             # The pipeline's own code is no step, however short the steps are beside it.
             if name != PIPELINE and scope_cycles(use, device):

@@ -19,7 +19,8 @@ class Row:
     """One candidate's record; columns as in the design, null where not known.
 
     `method_fingerprint` stands for what turned evidence into numbers: the models, the parser of the
-    compiler's dumps, and the user's compiler flags.
+    compiler's dumps, and the user's compiler flags. `latency_low_ms` to `latency_high_ms` is the
+    band of `latency_ms`. `vmem` is JSON: allocation -> bytes, the compiler's where it compiled.
     """
 
     problem_key: str
@@ -35,6 +36,8 @@ class Row:
     is_best: bool = False
     rank: int | None = None
     latency_ms: float | None = None
+    latency_low_ms: float | None = None
+    latency_high_ms: float | None = None
     latency_model_ms: float | None = None
     latency_compiled_ms: float | None = None
     latency_measured_ms: float | None = None
@@ -56,6 +59,7 @@ class Row:
     spill_stores: int | None = None
     mxu_utilization: float | None = None
     scopes: str | None = None
+    vmem: str | None = None
     compile_seconds: float | None = None
     jax_version: str | None = None
     libtpu_version: str | None = None
@@ -71,6 +75,14 @@ class Row:
             raise ValueError(f"evidence {self.evidence!r} is not one of {', '.join(EVIDENCE)}")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"a row of status {self.status!r} needs a reason")
+
+    def latency_ms_of(self, evidence: str) -> float | None:
+        """The latency that `evidence` (`model`, `compiled`, `measured`) gave; None where none."""
+        return {
+            "model": self.latency_model_ms,
+            "compiled": self.latency_compiled_ms,
+            "measured": self.latency_measured_ms,
+        }[evidence]
 
     @property
     def made_with(self) -> tuple[str | None, ...]:
@@ -90,7 +102,7 @@ _TYPES = {
     "samples_ms": pa.list_(_REAL),
     "created_at": pa.timestamp("us", tz="UTC"),
     **dict.fromkeys(
-        ("latency_ms", "latency_model_ms", "latency_compiled_ms", "latency_measured_ms", "mfu",
+        ("latency_ms", "latency_low_ms", "latency_high_ms", "latency_model_ms", "latency_compiled_ms", "latency_measured_ms", "mfu",
          "effective_tflops", "mxu_utilization", "compile_seconds"),
         _REAL,
     ),

@@ -78,6 +78,7 @@ class Judge:
             vmem_model_bytes=max(bills, default=None),
             vmem_limit_bytes=min(limits, default=None),
             scopes=json.dumps(_executions(program, counts), sort_keys=True),
+            vmem=json.dumps(_bill(program, self.device), sort_keys=True),
         )
         return Judged(candidate=candidate, row=self._rated(row), program=program)
 
@@ -117,6 +118,7 @@ class Judge:
                 program, schedules, self.device, scope_counts=counts
             ),
             scopes=json.dumps(_scopes(program, schedules, self.device, counts), sort_keys=True),
+            vmem=json.dumps(_allocations(program, schedules), sort_keys=True),
         )
         return self._rated(row)
 
@@ -192,6 +194,26 @@ def _scopes(
         }
         for call, schedule in cost_model.matched(program, schedules)
         for name, use in schedule.scopes.items()
+    }
+
+
+def _bill(program: Program, device: Device) -> dict[str, int]:
+    """The `vmem` column before compiling: the model's bill."""
+    return {
+        _label(program, call, allocation.name): allocation.bytes
+        for call in program.calls
+        for allocation in cost_model.vmem_bill(call, device).allocations
+        if allocation.bytes
+    }
+
+
+def _allocations(program: Program, schedules: tuple[Schedule, ...]) -> dict[str, int]:
+    """The `vmem` column of a compiled row: the compiler's allocations."""
+    return {
+        _label(program, call, name): size
+        for call, schedule in cost_model.matched(program, schedules)
+        for name, size in schedule.vmem.items()
+        if size
     }
 
 

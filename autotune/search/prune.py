@@ -106,6 +106,10 @@ class Stages:
 
         return evaluate
 
+    def verdicts(self, judge: Judge, candidates: Iterable[Candidate]) -> dict[Candidate, Compiled]:
+        """The compiler's verdict on each candidate, whatever time it takes."""
+        return dict(self._compiled(judge, candidates, lambda: False))
+
     def _compiled(
         self, judge: Judge, candidates: Iterable[Candidate], out_of_time: Callable[[], bool]
     ) -> Iterator[tuple[Candidate, Compiled]]:

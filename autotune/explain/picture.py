@@ -1,0 +1,151 @@
+"""An explanation as one HTML page: timeline, VMEM bill, scopes, roofline, neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO
+
+import plotly.graph_objects as go
+
+from autotune import page
+from autotune.explain.facts import Explanation
+from autotune.explain.terminal import headline
+from autotune.page import COLOURS, Cell, Section
+from autotune.report.units import milliseconds
+
+MIB = 2**20
+
+
+def write(explanation: Explanation, file: IO[str]) -> None:
+    """The page of one candidate, self-contained."""
+    first, *rest = headline(explanation)
+    lead = "".join(page.paragraph(line) for line in (*rest, *explanation.notes))
+    page.write(first, lead, list(_sections(explanation)), file)
+
+
+def _sections(e: Explanation) -> Iterator[Section]:
+    if e.timeline:
+        yield Section(title="Timeline", body=_timelines(e))
+    if e.vmem:
+        yield Section(title="VMEM", body=page.figure(_vmem(e), label="VMEM bill by allocation"))
+    if e.scopes:
+        yield Section(title="Scopes", body=_scopes(e))
+    if e.roofline is not None and e.roofline.intensity is not None:
+        drawn = page.figure(roofline_figure(e), label="roofline")
+        yield Section(title="Roofline", body=drawn)
+    if e.mask:
+        rows = [[k.replace("_", " "), _number(v)] for k, v in e.mask.items()]
+        yield Section(title="Mask", body=page.table(("of one head", ""), rows))
+    if e.neighbours:
+        yield Section(title="One step away", body=_neighbours(e))
+
+
+def _timelines(e: Explanation) -> str:
+    """One strip per call and part: DMA lanes above, compute below."""
+    strips = []
+    for call in dict.fromkeys(s.call for s in e.timeline):
+        for part in dict.fromkeys(s.part for s in e.timeline if s.call == call):
+            bars = [s for s in e.timeline if (s.call, s.part) == (call, part)]
+            lanes = list(dict.fromkeys(s.lane for s in bars))
+            fig = go.Figure()
+            for i, lane in enumerate(lanes):
+                own = [s for s in bars if s.lane == lane]
+                fig.add_bar(
+                    y=[lane] * len(own), x=[s.duration_us for s in own],
+                    base=[s.start_us for s in own], orientation="h", name=lane,
+                    marker_color=COLOURS[i % len(COLOURS)], text=[s.label for s in own],
+                    hovertemplate="%{text}: %{x:.3f} µs from %{base:.3f} µs<extra></extra>",
+                    textposition="inside", insidetextanchor="start", showlegend=False,
+                )  # fmt: skip
+            fig.update_layout(title=f"{call}: {part}", barmode="overlay")
+            fig.update_yaxes(autorange="reversed")
+            fig.update_xaxes(title="µs")
+            label = f"timeline of {part} of {call}"
+            strips.append(page.figure(fig, height=110 + 34 * len(lanes), label=label))
+    return "".join(strips)
+
+
+def _vmem(e: Explanation) -> go.Figure:
+    """Stacked bars, the model's beside the compiler's, under the limit."""
+    fig = go.Figure()
+    several = len({line.call for line in e.vmem}) > 1
+    for line in e.vmem:
+        x = [f"{line.call}: {side}" if several else side for side in ("model", "compiler")]
+        y = [(size or 0) / MIB for size in (line.model_bytes, line.compiled_bytes)]
+        fig.add_bar(x=x, y=y, name=line.allocation, hovertemplate="%{y:.2f} MiB")
+    if e.vmem_limit_bytes:
+        fig.add_hline(
+            y=e.vmem_limit_bytes / MIB, line_dash="dash", annotation_text="limit",
+            line_color=COLOURS[3],
+        )  # fmt: skip
+    fig.update_layout(barmode="stack")
+    fig.update_yaxes(title="MiB a TensorCore")
+    return fig
+
+
+def _scopes(e: Explanation) -> str:
+    rows = [
+        [
+            f"{line.call}: {line.scope}",
+            Cell(text="run-time data" if line.executions is None else f"{line.executions:,}",
+                 order=float(line.executions or 0)),
+            _amount(line.cycles_once, ",.0f"),
+            _amount(line.share, ".1%"),
+            _amount(line.mxu_share, ".0%"),
+            _amount(line.spill_loads, ",d"),
+            _amount(line.spill_stores, ",d"),
+            " ".join(f"{u} {s:.0%}" for u, s in sorted((line.units or {}).items(),
+                     key=lambda item: -item[1]) if s >= 0.005),
+        ]
+        for line in e.scopes
+    ]  # fmt: skip
+    header = (
+        "scope", "runs", "cycles each", "share of cycles", "of the MXU limit", "spill loads",
+        "spill stores", "units",
+    )  # fmt: skip
+    return page.table(header, rows) + "".join(page.paragraph(s) for s in e.scopes_split)
+
+
+def roofline_figure(e: Explanation) -> go.Figure:
+    """Executed FLOPs per byte against TFLOP/s, both logarithmic."""
+    r = e.roofline
+    assert r is not None
+    assert r.intensity is not None
+    low, high = min(r.ridge, r.intensity) / 8, max(r.ridge, r.intensity) * 8
+    slope = r.peak_tflops / r.ridge
+    fig = go.Figure()
+    fig.add_scatter(
+        x=[low, r.ridge, high], y=[low * slope, r.peak_tflops, r.peak_tflops], mode="lines",
+        name=f"{e.device}: peak and HBM bandwidth",
+    )  # fmt: skip
+    if r.executed_tflops:
+        fig.add_scatter(
+            x=[r.intensity], y=[r.executed_tflops], mode="markers", marker_size=11,
+            name=f"this candidate ({e.evidence})",
+        )  # fmt: skip
+    fig.update_xaxes(type="log", title="executed FLOP per byte of HBM traffic")
+    fig.update_yaxes(type="log", title="TFLOP/s")
+    return fig
+
+
+def _neighbours(e: Explanation) -> str:
+    rows = [
+        [
+            f"{n.tunable}: {e.config.get(n.tunable)} → {n.value}",
+            Cell(text="–") if n.latency_ms is None
+            else Cell(text=milliseconds(n.latency_ms), order=n.latency_ms),
+            _amount(n.change, "+.1%"),
+            _amount(None if n.vmem_bytes is None else n.vmem_bytes / MIB, ".2f"),
+            n.evidence if n.status == "ok" else f"{n.status}: {n.reason}",
+        ]
+        for n in e.neighbours
+    ]  # fmt: skip
+    return page.table(("change", "latency", "against this", "VMEM MiB", "ends as"), rows)
+
+
+def _amount(value: float | None, form: str) -> Cell:
+    return Cell(text="–") if value is None else Cell(text=format(value, form), order=float(value))
+
+
+def _number(value: float) -> Cell:
+    return Cell(text=f"{value:.1%}" if isinstance(value, float) else f"{value:,}", order=value)

@@ -21,6 +21,8 @@ class Row:
     `method_fingerprint` stands for what turned evidence into numbers: the models, the parser of the
     compiler's dumps, and the user's compiler flags. `latency_low_ms` to `latency_high_ms` is the
     band of `latency_ms`. `vmem` is JSON: allocation -> bytes, the compiler's where it compiled.
+    `measurement` is JSON: what the samples span, error and tolerance of the check before them, the
+    seed of the inputs (`measure.record.Measured.details`).
     """
 
     problem_key: str
@@ -43,6 +45,7 @@ class Row:
     latency_measured_ms: float | None = None
     samples_ms: list[float] | None = None
     timer: str | None = None
+    measurement: str | None = None
     flops: int | None = None
     executed_flops: int | None = None
     mfu: float | None = None
@@ -102,8 +105,9 @@ _TYPES = {
     "samples_ms": pa.list_(_REAL),
     "created_at": pa.timestamp("us", tz="UTC"),
     **dict.fromkeys(
-        ("latency_ms", "latency_low_ms", "latency_high_ms", "latency_model_ms", "latency_compiled_ms", "latency_measured_ms", "mfu",
-         "effective_tflops", "mxu_utilization", "compile_seconds"),
+        ("latency_ms", "latency_low_ms", "latency_high_ms", "latency_model_ms",
+         "latency_compiled_ms", "latency_measured_ms", "mfu", "effective_tflops",
+         "mxu_utilization", "compile_seconds"),
         _REAL,
     ),
     **dict.fromkeys(

@@ -12,6 +12,7 @@ from autotune import cost_model, versions
 from autotune.candidate import Candidate
 from autotune.device import Device
 from autotune.errors import KernelError
+from autotune.measure.record import Measured, usable
 from autotune.problem import Problem
 from autotune.row import Row
 
@@ -121,6 +122,39 @@ class Judge:
             vmem=json.dumps(_allocations(program, schedules), sort_keys=True),
         )
         return self._rated(row)
+
+    def measured(self, row: Row, measured: Measured) -> Row:
+        """`row` with what measuring said; its verdict replaces the compiler's.
+
+        A time that is none (not finite, not above 0) or that another kind of device took is a
+        failed measurement: neither may ever win.
+        """
+        details = {n: v for n, v in measured.details.items() if v != float("inf")}
+        by_device = measured.status in ("ok", "wrong", "oom")
+        row = replace(
+            row,
+            status=measured.status,
+            reason=measured.reason,
+            evidence="measured" if by_device else row.evidence,
+            latency_measured_ms=None,
+            samples_ms=None,
+            timer=measured.timer,
+            measurement=json.dumps(details, sort_keys=True),
+        )
+        if measured.status == "ok" and (fault := self._timing_fault(measured)):
+            row = replace(row, status="failed", reason=fault)
+        if row.status != "ok":
+            return self._rated(row)
+        samples = list(measured.samples_ms)
+        return self._rated(replace(row, latency_measured_ms=measured.median_ms, samples_ms=samples))
+
+    def _timing_fault(self, measured: Measured) -> str | None:
+        """Why the samples are no times of this device; None where they are."""
+        if not usable(measured.samples_ms):
+            return f"a measured time is not a finite number above 0: {list(measured.samples_ms)}"
+        if measured.timer != "replay" and measured.device_kind != self.device.kind:
+            return f"measured on {measured.device_kind}, not on {self.device.kind}"
+        return None
 
     def _row(self, candidate: Candidate, status: str, reason: str | None) -> Row:
         here = versions.installed()

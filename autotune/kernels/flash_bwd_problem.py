@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from autotune import device as devices
@@ -129,25 +128,15 @@ def _inputs(
 
 
 def reference_gradients(problem: Problem, *arrays: Any) -> tuple[Any, Any, Any]:
-    """dq, dk, dv in float64 of q, k, v, do: the derivative of `reference.attention` in closed form.
+    """dq, dk, dv in float64 of q, k, v, do.
 
     lse and di are left unread: a residual that is wrong must not be wrong on both sides.
     """
-    q, k, v, do = (np.asarray(a).astype(np.float64) for a in arrays[:4])
     shape, options = AttentionShape.of(problem), _attention_keywords(problem)
-    scale, cap = options["scale"], options["soft_cap"]
     mask = reference.causal_mask(shape.q_len, shape.kv_len) if options["causal"] else None
-    s = reference.logits(q, k, scale=scale, soft_cap=cap)
-    p = reference.softmax(s if mask is None else np.where(mask, s, MASK_VALUE))[0]
-    grouped = (shape.batch, shape.kv_heads, shape.group)
-    dp = np.einsum("bhqd,bhkd->bhqk", do, np.repeat(v, shape.group, axis=1))
-    ds = p * (dp - np.sum(p * dp, axis=-1, keepdims=True)) * scale
-    if cap is not None:
-        ds *= 1.0 - (s / cap) ** 2
-    dq = np.einsum("bhqk,bhkd->bhqd", ds, np.repeat(k, shape.group, axis=1))
-    dk = np.einsum("bhqk,bhqd->bhkd", ds, q)
-    dv = np.einsum("bhqk,bhqd->bhkd", p, do)
-    return dq, *(g.reshape(*grouped, *g.shape[2:]).sum(axis=2) for g in (dk, dv))
+    return reference.attention_gradients(
+        *arrays[:4], scale=options["scale"], soft_cap=options["soft_cap"], mask=mask
+    )
 
 
 def transposes_output(problem: Problem, *head_dims: int) -> bool:

@@ -77,6 +77,32 @@ def attention(
     return np.einsum("bhqk,bhkd->bhqd", p, v), lse, top
 
 
+def attention_gradients(
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    mask: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """dq, dk, dv of `attention`, do the output's gradient: its derivative in closed form."""
+    q, k, v, do = (_f64(a) for a in (q, k, v, do))
+    heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    s = logits(q, k, scale=scale, soft_cap=soft_cap)
+    p = softmax(s if mask is None else np.where(mask, s, MASK_VALUE))[0]
+    dp = np.einsum("bhqd,bhkd->bhqk", do, np.repeat(v, group, axis=1))
+    ds = p * (dp - np.sum(p * dp, axis=-1, keepdims=True)) * scale
+    if soft_cap is not None:
+        ds *= 1.0 - (s / soft_cap) ** 2
+    dq = np.einsum("bhqk,bhkd->bhqd", ds, np.repeat(k, group, axis=1))
+    dk = np.einsum("bhqk,bhqd->bhkd", ds, q)
+    dv = np.einsum("bhqk,bhqd->bhkd", p, do)
+    # A key head's gradient is the sum over the query heads it serves.
+    return dq, *(g.reshape(len(g), heads, group, *g.shape[2:]).sum(axis=2) for g in (dk, dv))
+
+
 def flash_fwd(problem: Problem, q: Any, k: Any, v: Any) -> Any:
     """The output, or (output, lse, max) with `residuals`."""
     shape, options = AttentionShape.of(problem), problem.options

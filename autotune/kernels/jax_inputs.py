@@ -1,0 +1,31 @@
+"""Inputs of JAX's own attention kernels: seeded normals, and ids of packed documents."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
+
+
+@functools.partial(jax.jit, static_argnames=("arrays", "ids", "scale"))
+def draw(
+    key: jax.Array, *, arrays: Shapes, ids: Shapes = (), scale: float = 1.0
+) -> tuple[jax.Array, ...]:
+    """Standard normals for `arrays`, the first one (q) times `scale`; then ids, if any, int32.
+
+    `ids` are [batch, q_len] and [batch, kv_len]: packed documents of about 1/8 of the keys. Query i
+    has the id of key i, or of the last key, so that under a causal mask it sees a key: itself.
+    """
+    keys = jax.random.split(key, len(arrays) + 1)
+    drawn = [jax.random.normal(k, a.shape, jnp.float32) for k, a in zip(keys, arrays, strict=False)]
+    drawn[0] = drawn[0] * scale
+    made = tuple(x.astype(a.dtype) for x, a in zip(drawn, arrays, strict=True))
+    if not ids:
+        return made
+    (_, q_len), (batch, kv_len) = (a.shape for a in ids)
+    starts = jax.random.bernoulli(keys[-1], min(1.0, 8 / kv_len), (batch, kv_len))
+    kv_ids = jnp.cumsum(starts, axis=1).astype(jnp.int32)
+    return *made, kv_ids[:, jnp.minimum(jnp.arange(q_len), kv_len - 1)], kv_ids

@@ -97,6 +97,7 @@ class StepClass:
       next_in_bytes, next_in_copies: input DMAs issued for the step after.
       prev_out_bytes, prev_out_copies: output DMAs of the step before.
       flops: FLOPs of the dots executed in one such step.
+      next_in_windows, prev_out_windows: which of `PallasCall.windows` those DMAs are of.
 
     Bytes are whole native tiles (`Window.bytes_moved`).
     """
@@ -108,6 +109,8 @@ class StepClass:
     prev_out_bytes: int
     prev_out_copies: int
     flops: int = 0
+    next_in_windows: tuple[int, ...] = ()
+    prev_out_windows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +145,8 @@ class PallasCall:
       branches: per `cond` of the kernel, in program order, the executions of each branch over the
         grid; None where its predicate rests on run-time data.
       dots: the matrix products in the text, each distinct one once.
+      marking: who told the kernel's parts apart: `named` by its author's scopes, `marked` by
+        autotune, `named and marked`, or `none` where it has no parts.
     """
 
     name: str
@@ -166,6 +171,7 @@ class PallasCall:
     revisited_axes: tuple[int, ...] = ()
     branches: tuple[tuple[int | None, ...], ...] = ()
     dots: tuple[Dot, ...] = ()
+    marking: str = "named"
 
     @property
     def dma_count(self) -> int:
@@ -214,7 +220,7 @@ def _call(record: dict[str, Any]) -> PallasCall:
             "dimension_semantics": None if semantics is None else tuple(semantics),
             "windows": tuple(_shaped(Window, w) for w in record["windows"]),
             "scratch": tuple(_shaped(Scratch, s) for s in record["scratch"]),
-            "classes": tuple(StepClass(**c) for c in record["classes"]),
+            "classes": tuple(_shaped(StepClass, c) for c in record["classes"]),
             "revisited_axes": tuple(record["revisited_axes"]),
             "branches": tuple(tuple(b) for b in record["branches"]),
             "dots": tuple(Dot(**d) for d in record["dots"]),

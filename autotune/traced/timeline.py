@@ -47,19 +47,20 @@ def timeline(
     totals: dict[tuple[Any, ...], int] = {}
     for first, number in zip(*map(np.ndarray.tolist, distinct_rows(columns, steps)), strict=True):
         ran = tuple(c if isinstance(c, int) else int(c[first]) for c in (*counts, flops))
-        after = _moved(moving, "input", first + 1) if first + 1 < steps else (0, 0)
-        before = _moved(moving, "output", first - 1) if first else (0, 0)
+        after = _moved(operands, "input", first + 1) if first + 1 < steps else (0, ())
+        before = _moved(operands, "output", first - 1) if first else (0, ())
         key = (ran, *after, *before)
         totals[key] = totals.get(key, 0) + number
     classes = tuple(
         StepClass(
             steps=number, scopes={n: c for n, c in zip(names, ran[:-1], strict=True) if c},
-            next_in_bytes=numbers[0], next_in_copies=numbers[1],
-            prev_out_bytes=numbers[2], prev_out_copies=numbers[3], flops=ran[-1],
+            next_in_bytes=in_bytes, next_in_copies=len(ins), next_in_windows=ins,
+            prev_out_bytes=out_bytes, prev_out_copies=len(outs), prev_out_windows=outs,
+            flops=ran[-1],
         )
-        for (ran, *numbers), number in totals.items()
+        for (ran, in_bytes, ins, out_bytes, outs), number in totals.items()
     )  # fmt: skip
-    return classes, _moved(moving, "input", 0)[0], _moved(moving, "output", steps - 1)[0]
+    return classes, _moved(operands, "input", 0)[0], _moved(operands, "output", steps - 1)[0]
 
 
 def _neighbour_columns(operand: Operand) -> list[np.ndarray | int]:
@@ -76,10 +77,14 @@ def _neighbour_columns(operand: Operand) -> list[np.ndarray | int]:
     return columns
 
 
-def _moved(moving: Sequence[Operand], role: str, step: int) -> tuple[int, int]:
-    """(bytes, copies) of the inputs copied in before a step, or the outputs written after it."""
-    happen = [o for o in moving if o.window.role == role and o.copied[step]]
-    return sum(operand.bytes_at(step) for operand in happen), len(happen)
+def _moved(operands: Sequence[Operand], role: str, step: int) -> tuple[int, tuple[int, ...]]:
+    """(bytes, windows) of the inputs copied in before a step, or the outputs written after it."""
+    happen = [
+        (number, operand)
+        for number, operand in enumerate(operands)
+        if operand.moves is not None and operand.window.role == role and operand.copied[step]
+    ]
+    return sum(operand.bytes_at(step) for _, operand in happen), tuple(n for n, _ in happen)
 
 
 def _flat(count: Weight, grid: tuple[int, ...]) -> np.ndarray | int:

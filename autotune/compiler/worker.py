@@ -12,13 +12,11 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import jax
 from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
+from jax.sharding import SingleDeviceSharding
 
 from autotune import device as devices
 from autotune import evidence
@@ -32,6 +30,8 @@ from autotune.errors import KernelError
 from autotune.evidence import Compiled
 from autotune.kernels import base
 from autotune.pallas_call import semantics_reason, trace
+from autotune.traced.capture import capture
+from autotune.traced.jaxprs import call_names
 
 
 class Compiler:
@@ -84,10 +84,9 @@ class Compiler:
         kernel = base.load(task.problem.kernel)
         function, arguments = kernel.build(task.problem, task.candidate.config)
         one = SingleDeviceSharding(self.target(device))
-        jitted = jax.jit(function, in_shardings=one, out_shardings=one)
-        traced, lowered = _lower(jitted, arguments, device)
-        lowered.compile()
-        return read_schedules(self._dump, device, list(_call_names(traced.jaxpr.jaxpr)))
+        captured = capture(function, arguments, device, one)
+        captured.lower().compile()
+        return read_schedules(self._dump, device, list(call_names(captured.marked.jaxpr)))
 
     def _empty_dump(self) -> None:
         for path in self._dump.iterdir():
@@ -110,56 +109,6 @@ def _program(task: Task) -> Program:
         if reason := semantics_reason(call):
             raise _RefusedError(reason)
     return program
-
-
-def _lower(jitted: Any, arguments: tuple[Any, ...], device: Device) -> tuple[Any, Any]:
-    """(traced, lowered) for `device`.
-
-    Kernels that ask for the chip while they are traced need the abstract mesh; those that compute
-    a table eagerly are refused in it and are traced without.
-    """
-    mesh = AbstractMesh(
-        (1,),
-        ("x",),
-        abstract_device=AbstractDevice(
-            device_kind=device.kind, num_cores=device.cores, platform="tpu"
-        ),
-    )
-    try:
-        with use_abstract_mesh(mesh):
-            traced = jitted.trace(*arguments)
-            return traced, traced.lower()
-    except Exception as inside:
-        try:
-            traced = jitted.trace(*arguments)
-            with use_abstract_mesh(mesh):
-                return traced, traced.lower()
-        except Exception as outside:
-            # A kernel that asks for the chip can only fail differently out here.
-            raise inside if _asks_for_chip(outside) else outside from None
-
-
-def _asks_for_chip(error: Exception) -> bool:
-    frame = error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_name == "get_tpu_info":
-            return True
-        frame = frame.tb_next
-    return False
-
-
-def _call_names(jaxpr: Any) -> Iterator[str]:
-    """`name=` of every `pallas_call`, else its function's, in the order of the trace."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "pallas_call":
-            body = equation.params["jaxpr"]
-            yield equation.params.get("name") or body.debug_info.func_name
-            continue
-        for value in equation.params.values():
-            for part in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(part, "jaxpr", part)
-                if hasattr(inner, "eqns"):
-                    yield from _call_names(inner)
 
 
 def _read_jobs(stream: BinaryIO, jobs: queue.SimpleQueue[bytes], dump_folder: Path) -> None:

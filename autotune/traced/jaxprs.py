@@ -36,6 +36,16 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
                 yield inner
 
 
+def call_names(jaxpr: Any) -> Iterator[str]:
+    """`name=` of every `pallas_call`, else its function's, in the order of the trace."""
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        if eqn.primitive.name == "pallas_call":
+            yield eqn.params.get("name") or eqn.params["jaxpr"].debug_info.func_name
+            continue
+        for inner in inner_jaxprs(eqn):
+            yield from call_names(inner)
+
+
 def has_branches(jaxpr: Any) -> bool:
     """Whether a loop body's work can differ from iteration to iteration."""
     return any(

@@ -26,13 +26,29 @@ if TYPE_CHECKING:
     from autotune.evidence import Schedule, ScopeUse
 
 __all__ = [
-    "Allocation", "Latency", "PIPELINE", "VmemBill", "compiled_latency", "effective_tflops",
-    "flop_seconds", "matched", "mfu", "model_latency", "mxu_limit_cycles", "mxu_utilization",
-    "rejection", "run_cycles", "scope_cycles", "skipped", "suspect_reason", "vmem_bill",
+    "PIPELINE",
+    "Allocation",
+    "Latency",
+    "VmemBill",
+    "compiled_latency",
+    "effective_tflops",
+    "flop_seconds",
+    "matched",
+    "mfu",
+    "model_latency",
+    "mxu_limit_cycles",
+    "mxu_utilization",
+    "rejection",
+    "run_cycles",
+    "scope_cycles",
+    "skipped",
+    "suspect_reason",
+    "vmem_bill",
     "vmem_limit_bytes",
 ]  # fmt: skip
 
 PIPELINE = ""  # the scope of code outside any named scope
+INNER_PIPELINE = "ep_"  # what the scopes of `pltpu.emit_pipeline`'s own code begin with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,7 +318,8 @@ def mxu_utilization(
         cycles = run_cycles(call, schedule, device)
         for name, use in schedule.scopes.items():
             # The pipeline's own code is no step, however short the steps are beside it.
-            if name != PIPELINE and scope_cycles(use, device):
+            own = name == PIPELINE or name.startswith(INNER_PIPELINE)
+            if not own and scope_cycles(use, device):
                 spent = cycles[name] * runs.get(name, 0) * call.repeats
                 shares[spent] = mxu_limit_cycles(use, device) / scope_cycles(use, device)
     return shares[max(shares)] if shares else None

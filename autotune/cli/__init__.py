@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.cli import explain, gate, listing, report, sweep
+from autotune.cli import best, explain, gate, listing, report, sweep
 from autotune.cli.app import app
 
-__all__ = ["app", "explain", "gate", "listing", "main", "report", "sweep"]
+__all__ = ["app", "best", "explain", "gate", "listing", "main", "report", "sweep"]
 
 
 def main() -> None:

@@ -10,8 +10,9 @@ from autotune.errors import InputError
 def kernels() -> None:
     """List the kernels: their shape entries, options and dtypes."""
     from autotune.kernels import base
+    from autotune.kernels.registry import REGISTRY
 
-    for name in base.REGISTRY:
+    for name in REGISTRY:
         try:
             kernel = base.load(name)
         except InputError as error:  # another project's kernel, which is not installed here

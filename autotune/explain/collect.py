@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -85,20 +84,14 @@ def _neighbours(subject: Subject, candidate: Candidate) -> Iterator[Step]:
 
 def _steps(here: Scalar, values: Iterable[Scalar]) -> Iterator[tuple[str, Scalar]]:
     """The next value either way for numbers, each other value for the rest."""
-    numbers = sorted(v for v in values if _is_number(v))
-    if _is_number(here):
-        smaller = [v for v in numbers if v < here]  # type: ignore[operator]
-        larger = [v for v in numbers if v > here]  # type: ignore[operator]
-        yield from (("smaller", v) for v in smaller[-1:])
-        yield from (("larger", v) for v in larger[:1])
+    if isinstance(here, int | float) and not isinstance(here, bool):
+        numbers = sorted(v for v in values if isinstance(v, int | float) and v is not True)
+        yield from (("smaller", v) for v in [v for v in numbers if v < here][-1:])
+        yield from (("larger", v) for v in [v for v in numbers if v > here][:1])
         return
     for value in values:
         if repr(value) != repr(here):
             yield "other", value
-
-
-def _is_number(value: Scalar) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _space(candidate: Candidate, near: list[Step]) -> Space:
@@ -200,8 +193,3 @@ def _roofline(judge: Judge, row: Row) -> Roofline | None:
         attainable_tflops=attainable / 1e12,
         executed_tflops=reached,
     )
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """`name=value` pairs, nulls left out."""
-    return " ".join(f"{k}={json.dumps(v)}" for k, v in config.items() if v is not None)

@@ -12,18 +12,18 @@ from autotune.problem import Problem
 def statistics(problem: Problem, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Blocks by kind and visible pairs of one head; None for a kernel without a static mask."""
     mask = problem.options.get("mask")
-    sizes = (config.get("block_q"), config.get("block_kv"))
-    lengths = (problem.shape.get("q_len"), problem.shape.get("kv_len"))
-    if not isinstance(mask, dict) or not all(isinstance(n, int) for n in (*sizes, *lengths)):
+    known = {**problem.shape, **config}
+    names = ("q_len", "kv_len", "block_q", "block_kv")
+    if not isinstance(mask, dict) or not all(isinstance(known.get(n), int) for n in names):
         return None
+    q_len, kv_len, block_q, block_kv = (int(known[n]) for n in names)
     parsed = masks.of(mask)
     try:
-        table = mask_table.table_of(parsed, *lengths, *sizes)  # type: ignore[arg-type]
+        table = mask_table.table_of(parsed, q_len, kv_len, block_q, block_kv)
     except ValueError:
         return None
-    q_len, kv_len = lengths
-    pairs = masks.rows_of(parsed, q_len, kv_len).pairs  # type: ignore[arg-type]
-    blocks = -(-q_len // sizes[0]) * -(-kv_len // sizes[1])  # type: ignore[operator]
+    pairs = int(masks.rows_of(parsed, q_len, kv_len).pairs)
+    blocks = -(-q_len // block_q) * -(-kv_len // block_kv)
     return {
         "blocks": blocks,
         "active": table.active,
@@ -31,6 +31,6 @@ def statistics(problem: Problem, config: Mapping[str, Any]) -> dict[str, Any] | 
         "partial": table.partial,
         "empty": blocks - table.active,
         "patterns": table.patterns,
-        "visible_pairs": int(pairs),
-        "visible_share_of_active": pairs / (table.active * sizes[0] * sizes[1]),  # type: ignore[operator]
+        "visible_pairs": pairs,
+        "visible_share_of_active": pairs / max(1, table.active * block_q * block_kv),
     }

@@ -14,6 +14,8 @@ from autotune.page import COLOURS, Cell, Section
 from autotune.report.units import milliseconds
 
 MIB = 2**20
+LANES = {"copy in": COLOURS[0], "compute": COLOURS[1], "copy out": COLOURS[2]}
+Rows = list[list[Cell | str]]
 
 
 def write(explanation: Explanation, file: IO[str]) -> None:
@@ -34,7 +36,7 @@ def _sections(e: Explanation) -> Iterator[Section]:
         drawn = page.figure(roofline_figure(e), label="roofline")
         yield Section(title="Roofline", body=drawn)
     if e.mask:
-        rows = [[k.replace("_", " "), _number(v)] for k, v in e.mask.items()]
+        rows: Rows = [[k.replace("_", " "), _number(v)] for k, v in e.mask.items()]
         yield Section(title="Mask", body=page.table(("of one head", ""), rows))
     if e.neighbours:
         yield Section(title="One step away", body=_neighbours(e))
@@ -48,12 +50,12 @@ def _timelines(e: Explanation) -> str:
             bars = [s for s in e.timeline if (s.call, s.part) == (call, part)]
             lanes = list(dict.fromkeys(s.lane for s in bars))
             fig = go.Figure()
-            for i, lane in enumerate(lanes):
+            for lane in lanes:
                 own = [s for s in bars if s.lane == lane]
                 fig.add_bar(
                     y=[lane] * len(own), x=[s.duration_us for s in own],
                     base=[s.start_us for s in own], orientation="h", name=lane,
-                    marker_color=COLOURS[i % len(COLOURS)], text=[s.label for s in own],
+                    marker_color=LANES[lane], text=[s.label for s in own],
                     hovertemplate="%{text}: %{x:.3f} µs from %{base:.3f} µs<extra></extra>",
                     textposition="inside", insidetextanchor="start", showlegend=False,
                 )  # fmt: skip
@@ -84,7 +86,7 @@ def _vmem(e: Explanation) -> go.Figure:
 
 
 def _scopes(e: Explanation) -> str:
-    rows = [
+    rows: Rows = [
         [
             f"{line.call}: {line.scope}",
             Cell(text="run-time data" if line.executions is None else f"{line.executions:,}",
@@ -129,7 +131,7 @@ def roofline_figure(e: Explanation) -> go.Figure:
 
 
 def _neighbours(e: Explanation) -> str:
-    rows = [
+    rows: Rows = [
         [
             f"{n.tunable}: {e.config.get(n.tunable)} → {n.value}",
             Cell(text="–") if n.latency_ms is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import IO
@@ -13,6 +14,7 @@ from autotune.explain.facts import Explanation, Segment
 from autotune.report.units import milliseconds
 
 MIB = 2**20
+INKS = "█▒▓░▚▞"
 STRIP = 64
 """Characters of a timeline strip."""
 
@@ -125,19 +127,26 @@ def _timeline(e: Explanation, console: Console) -> None:
             end_us = max(s.start_us + s.duration_us for s in bars)
             console.print(f"{call}: {part} ({end_us:.2f} µs)")
             for lane in dict.fromkeys(s.lane for s in bars):
-                strip = _strip([s for s in bars if s.lane == lane], end_us)
-                labels = ", ".join(dict.fromkeys(s.label for s in bars if s.lane == lane))
-                console.print(f"  {lane:<9}│{strip}│ {labels}", no_wrap=True, overflow="ellipsis")
+                inked = _inked([s for s in bars if s.lane == lane])
+                console.print(f"  {lane:<9}│{_strip(inked, end_us)}│", no_wrap=True)
+                legend = {f"{ink} {bar.label}": None for ink, bar in inked}
+                console.print("            " + "  ".join(legend))
         console.print()
 
 
-def _strip(bars: Sequence[Segment], end_us: float) -> str:
+def _inked(bars: Sequence[Segment]) -> list[tuple[str, Segment]]:
+    """Each bar with the character it is drawn in; bars of one label share it."""
+    ink = dict(zip(dict.fromkeys(b.label for b in bars), itertools.cycle(INKS), strict=False))
+    return [(ink[bar.label], bar) for bar in bars]
+
+
+def _strip(inked: Sequence[tuple[str, Segment]], end_us: float) -> str:
     cells = [" "] * STRIP
-    for bar in bars:
+    for ink, bar in inked:
         first = int(bar.start_us / end_us * STRIP) if end_us else 0
         last = max(first + 1, round((bar.start_us + bar.duration_us) / end_us * STRIP))
         for i in range(first, min(last, STRIP)):
-            cells[i] = "█"
+            cells[i] = ink
     return "".join(cells)
 
 

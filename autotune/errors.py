@@ -6,6 +6,7 @@ AutotuneError
 │   └── DamagedFileError     a stored file that cannot be read
 ├── NoTpuError           a TPU was asked for and none is attached: exit status 2
 ├── NoCompilerError      libtpu was asked for and is not installed: exit status 2
+├── NoResultError        no stored leaderboard answers: exit status 4
 └── KernelError          a kernel broke its contract: one clear line, never a traceback
 """
 
@@ -57,6 +58,12 @@ class NoTpuError(AutotuneError):
 
 class NoCompilerError(AutotuneError):
     """Compiling was asked for where libtpu is not installed."""
+
+
+class NoResultError(AutotuneError, LookupError):
+    """No stored leaderboard has what was asked for; the message says what there is instead."""
+
+    exit_status = 4
 
 
 class KernelError(AutotuneError):

@@ -1,0 +1,253 @@
+"""`best_config`: the tuned block sizes of a problem, from stored leaderboards."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune import stale
+from autotune.candidate import Scalar
+from autotune.errors import InputError, NoResultError, shown
+from autotune.lookup import library
+from autotune.lookup.library import Library, StaleResultsWarning, Stored
+from autotune.lookup.query import Query
+
+OnMiss = Literal["error", "default", "nearest"]
+ON_MISS = ("error", "default", "nearest")
+_MOST_ANSWERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Match:
+    """What a config was found for, and on what grounds.
+
+    Attributes:
+      match: `exact`, `nearest`, or `default` (the kernel's own, nothing stored).
+      reason: one line, for `nearest` and `default`.
+      problem: shape, options and dtype of the stored problem; for `default`, of the asked one.
+      evidence: `measured`, `compiled` or `model`; None for a default.
+      latency_ms: of the stored problem, by that evidence.
+      stale: what changed since: versions of jax and libtpu, the kernel's source; else None.
+    """
+
+    match: str
+    kernel: str
+    device: str
+    problem: Mapping[str, Any]
+    reason: str | None = None
+    problem_name: str | None = None
+    problem_key: str | None = None
+    evidence: str | None = None
+    timer: str | None = None
+    latency_ms: float | None = None
+    mfu: float | None = None
+    jax_version: str | None = None
+    libtpu_version: str | None = None
+    stale: str | None = None
+    path: str | None = None
+
+
+class BestConfig(dict[str, Scalar]):
+    """A config, to be passed on as `**config`; `found` says where it comes from."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, config: Mapping[str, Scalar], found: Match) -> None:
+        super().__init__(config)
+        self.found = found
+
+
+def best_config(
+    kernel: str,
+    shape: Mapping[str, int],
+    *,
+    device: str,
+    options: Mapping[str, Any] | None = None,
+    dtype: str = "bfloat16",
+    on_miss: OnMiss = "error",
+    results: str | Path | None = None,
+) -> BestConfig:
+    """The best stored config of a problem, measured before compiled before modelled.
+
+    Imports no jax, is thread-safe, and takes microseconds once the results are read. Never answers
+    with another device, dtype or options; with another shape only under `on_miss="nearest"`.
+
+    Args:
+      kernel: as in the config file: `matmul`, `jax.splash`, `package.module:ATTRIBUTE` …
+      shape: axis -> size. An axis left out is 1.
+      device: `tpu7x`, `v6e` …, or `jax.Device.device_kind` of one.
+      options: the kernel's; those at their defaults may be left out.
+      on_miss: `error`; `nearest`, the nearest stored shape whose blocks divide the asked one;
+        `default`, the kernel's own default, for which the kernel and so jax are imported.
+      results: a directory or file of leaderboards, or `package:your_package.folder`; else
+        $AUTOTUNE_RESULTS, else `results` in the current directory.
+
+    Warns:
+      StaleResultsWarning: once a leaderboard, for one made with another release of jax or libtpu.
+
+    Raises:
+      NoResultError: nothing stored answers (it is a LookupError too).
+      InputError: an unknown device, a size below 1, results that do not exist.
+    """
+    if on_miss not in ON_MISS:
+        raise InputError(f"on_miss: {shown(on_miss)} is not allowed; {', '.join(ON_MISS)}")
+    query = Query.of(kernel, shape, device=device, options=options, dtype=dtype)
+    source = library.source_of(results)
+    answer = _found(query, source, on_miss)
+    if isinstance(answer, str):
+        return _default(query, answer)
+    stored, found = answer
+    _warn_once(stored, found)
+    return BestConfig(stored.config, found)
+
+
+def match_of(stored: Stored, *, reason: str | None = None) -> Match:
+    """What is known of a stored row; `reason` says why it stands in for the asked problem."""
+    row = stored.row
+    return Match(
+        match="nearest" if reason else "exact",
+        reason=reason,
+        kernel=row.kernel,
+        device=row.device,
+        problem={"shape": stored.shape, "options": stored.options, "dtype": stored.dtype},
+        problem_name=row.problem_name,
+        problem_key=row.problem_key,
+        evidence=row.evidence,
+        timer=row.timer,
+        latency_ms=row.latency_ms,
+        mfu=row.mfu,
+        jax_version=row.jax_version,
+        libtpu_version=row.libtpu_version,
+        stale=stale.reason(row),
+        path=stored.path,
+    )
+
+
+def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | str:
+    """What answers; where that is the kernel's default, why nothing stored does.
+
+    Raises NoResultError.
+    """
+    asked = (
+        query.kernel, query.device, query.dtype, on_miss, tuple(query.shape.items()),
+        json.dumps(query.options, sort_keys=True),
+    )  # fmt: skip
+    shelf = library.opened(source)
+    known: tuple[Stored, Match] | None = shelf.answers.get(asked)
+    if known is not None and known[0].unchanged:
+        return known
+    # Off the fast path: what was swept meanwhile counts.
+    shelf = library.opened(source, fresh=True)
+    exact = next((s for s in shelf.stored if query.answers(s)), None)
+    if exact is not None:
+        answer = exact, match_of(exact)
+    elif on_miss == "default":
+        return _absent(query, shelf)
+    elif on_miss == "nearest":
+        near, why = _nearest(query, shelf)
+        answer = near, match_of(near, reason=why)
+    else:
+        raise NoResultError(_absent(query, shelf) + "; `autotune sweep` makes one")
+    if len(shelf.answers) >= _MOST_ANSWERS:
+        shelf.answers.clear()
+    shelf.answers[asked] = answer
+    return answer
+
+
+def _nearest(query: Query, shelf: Library) -> tuple[Stored, str]:
+    near = [
+        (distance, s)
+        for s in shelf.stored
+        if query.same_kernel(s)
+        and (distance := query.distance(s)) is not None
+        and query.same_options(s)
+    ]
+    near.sort(key=lambda pair: pair[0])  # stable: stronger evidence, then newer, stays first
+    misfits = []
+    for distance, stored in near:
+        misfit = query.misfit(stored)
+        if misfit is None:
+            return stored, _why(query, stored, distance, len(near))
+        misfits.append(misfit)
+    more = f"; the nearest does not fit: {misfits[0]}" if misfits else ""
+    raise NoResultError(_absent(query, shelf) + more)
+
+
+def _why(query: Query, stored: Stored, distance: float, count: int) -> str:
+    asked = query.shape_beside(stored) or {}
+    changed = [f"{a} {n} for {asked[a]}" for a, n in stored.shape.items() if n != asked[a]]
+    return (
+        f"nearest of {count} stored shapes (log2 distance {distance:.2f}): {', '.join(changed)}; "
+        "same kernel, device, dtype and options; its blocks divide the asked shape, on which "
+        "nothing was tried"
+    )
+
+
+def _absent(query: Query, shelf: Library) -> str:
+    """One line: what was not found, and the closest thing that was."""
+    told = f"no stored result in {shelf.source} for {query.text}"
+    of_kernel = [s for s in shelf.stored if s.row.kernel == query.kernel]
+    if not of_kernel:
+        kernels = sorted({s.row.kernel for s in shelf.stored})
+        return f"{told}; there are results for {', '.join(kernels) or 'no kernel'}"
+    there = [s for s in of_kernel if s.row.device == query.device]
+    if not there:
+        chips = sorted({s.row.device for s in of_kernel})
+        return f"{told}; {query.kernel} was tuned for {', '.join(chips)}"
+    if not any(s.dtype == query.dtype for s in there):
+        return f"{told}; it was tuned in {', '.join(sorted({s.dtype for s in there}))}"
+    shaped = [s for s in there if query.shape_beside(s) == s.shape and s.dtype == query.dtype]
+    if shaped:
+        return f"{told}; that shape was tuned with options {json.dumps(shaped[0].options)}"
+    if not any(query.shape_beside(s) for s in there):
+        return f"{told}; its axes are {', '.join(there[0].shape)}"
+    return f"{told}; other shapes of it were tuned"
+
+
+def _default(query: Query, reason: str) -> BestConfig:
+    """The kernel's default. Imports the kernel, and with it jax."""
+    from autotune import device as devices
+    from autotune.kernels import base
+
+    kernel = base.load(query.kernel)
+    problem = base.make_problem(
+        kernel, device=query.device, shape=query.shape, options=query.options, dtype=query.dtype
+    )
+    if kernel.default is None:
+        raise NoResultError(f"{reason}; and kernel {query.kernel} states no default")
+    config = base.ask(kernel, "default", kernel.default, problem, devices.get(query.device))
+    config = base.ask(kernel, "canonical", kernel.canonical, problem, config)
+    return BestConfig(
+        config,
+        Match(
+            match="default",
+            reason=f"{reason}; this is the kernel's default, not tuned",
+            kernel=query.kernel,
+            device=query.device,
+            problem=json.loads(problem.json),
+            problem_key=problem.key,
+        ),
+    )
+
+
+_warned: set[str | None] = set()
+_warned_lock = threading.Lock()
+
+
+def _warn_once(stored: Stored, found: Match) -> None:
+    if found.stale is None or stale.outdated(stored.row) is None:
+        return
+    with _warned_lock:
+        if found.path in _warned:
+            return
+        _warned.add(found.path)
+    warnings.warn(
+        f"{found.kernel} {found.problem_name or found.problem_key}: {found.stale}; sweep again",
+        StaleResultsWarning,
+        stacklevel=3,
+    )

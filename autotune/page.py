@@ -68,13 +68,13 @@ def _cell(cell: Cell | str) -> str:
     return f'<td class="number" data-order="{cell.order!r}">{text(cell.text)}</td>'
 
 
-def figure(fig: go.Figure, *, height: int = 360, label: str) -> str:
-    """`fig` as HTML that follows the page's width and colours; `label` is for screen readers."""
+def figure(fig: go.Figure, *, height: int = 340, label: str) -> str:
+    """`fig` under its `label` as a heading, in the page's width and colours."""
     fig.update_layout(
-        height=height, margin={"l": 60, "r": 20, "t": 40, "b": 50}, colorway=COLOURS,
+        height=height, margin={"l": 60, "r": 20, "t": 34, "b": 50}, colorway=COLOURS,
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        legend={"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
     )  # fmt: skip
     fig.update_xaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
     fig.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
@@ -82,7 +82,7 @@ def figure(fig: go.Figure, *, height: int = 360, label: str) -> str:
         full_html=False, include_plotlyjs=False,
         config={"displayModeBar": False, "responsive": True},
     )  # fmt: skip
-    return f'<figure role="img" aria-label="{text(label)}">{drawn}</figure>'
+    return f"<figure><figcaption>{text(label)}</figcaption>{drawn}</figure>"
 
 
 def write(title: str, lead: str, sections: Sequence[Section], file: IO[str]) -> None:
@@ -97,7 +97,7 @@ def write(title: str, lead: str, sections: Sequence[Section], file: IO[str]) -> 
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(title)}</title><style>{_STYLE}</style>{script}</head>"
-        f"<body><main><h1>{text(title)}</h1>{lead}{body}</main><script>{_SORT}</script></body></html>",
+        f"<body><main><h1>{text(title)}</h1>{lead}{body}</main><script>{_SCRIPT}</script></body></html>",
         file=file,
     )
 
@@ -117,8 +117,8 @@ body { margin: 0; background: var(--bg); color: var(--fg);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 main { max-width: 1180px; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .5rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
-p { margin: .3rem 0; } .soft, figcaption { color: var(--soft); }
+figcaption { font-weight: 600; margin: .8rem 0 .2rem; }
+p { margin: .3rem 0; } .soft { color: var(--soft); }
 a { color: inherit; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left;
@@ -137,7 +137,14 @@ section.card { background: var(--card); border: 1px solid var(--line); border-ra
   padding: .2rem 1rem 1rem; margin-top: 1.2rem; }
 """
 
-_SORT = """
+_SCRIPT = """
+/* A plot is drawn while the page is still being laid out: fit it to the room it got. */
+function fit() {
+  document.querySelectorAll('.js-plotly-plot').forEach(function (plot) {
+    if (plot.offsetWidth) Plotly.Plots.resize(plot);
+  });
+}
+window.addEventListener('load', fit);
 document.querySelectorAll('table.sortable th').forEach(function (head) {
   head.addEventListener('click', function () {
     var table = head.closest('table'), body = table.tBodies[0];

@@ -22,6 +22,7 @@ class Format(enum.StrEnum):
     markdown = "markdown"
     json = "json"
     csv = "csv"
+    html = "html"
 
 
 @app.command(epilog="Example: autotune report results --format markdown --top 5")
@@ -64,6 +65,10 @@ def write(boards: Sequence[Board], format: Format, *, top: int | None, output: P
             document.write_json(boards, top=top, file=file)
         elif format is Format.csv:
             document.write_csv(boards, top=top, file=file)
+        elif format is Format.html:
+            from autotune.report import html
+
+            html.write(boards, top=top, file=file)
         elif format is Format.markdown:
             table.write_markdown(boards, top=top or 5, file=file)
         else:

@@ -29,11 +29,14 @@ def _sections(e: Explanation) -> Iterator[Section]:
     if e.timeline:
         yield Section(title="Timeline", body=_timelines(e))
     if e.vmem:
-        yield Section(title="VMEM", body=page.figure(_vmem(e), label="VMEM bill by allocation"))
+        yield Section(
+            title="VMEM",
+            body=page.figure(_vmem(e), label="by allocation, the model's beside the compiler's"),
+        )
     if e.scopes:
         yield Section(title="Scopes", body=_scopes(e))
     if e.roofline is not None and e.roofline.intensity is not None:
-        drawn = page.figure(roofline_figure(e), label="roofline")
+        drawn = page.figure(roofline_figure(e), label="executed FLOPs")
         yield Section(title="Roofline", body=drawn)
     if e.mask:
         rows: Rows = [[k.replace("_", " "), _number(v)] for k, v in e.mask.items()]
@@ -59,11 +62,11 @@ def _timelines(e: Explanation) -> str:
                     hovertemplate="%{text}: %{x:.3f} µs from %{base:.3f} µs<extra></extra>",
                     textposition="inside", insidetextanchor="start", showlegend=False,
                 )  # fmt: skip
-            fig.update_layout(title=f"{call}: {part}", barmode="overlay")
+            fig.update_layout(barmode="overlay")
             fig.update_yaxes(autorange="reversed")
             fig.update_xaxes(title="µs")
-            label = f"timeline of {part} of {call}"
-            strips.append(page.figure(fig, height=110 + 34 * len(lanes), label=label))
+            height = 70 + 34 * len(lanes)
+            strips.append(page.figure(fig, height=height, label=f"{call}: {part}"))
     return "".join(strips)
 
 

@@ -76,7 +76,7 @@ def _limited(board: Board, top: int | None) -> list[Row]:
 
 def _row(row: Row) -> dict[str, Any]:
     record = asdict(row)
-    for column in ("problem", "config", "scopes"):
+    for column in ("problem", "config", "scopes", "vmem"):
         record[column] = json.loads(record[column]) if record[column] else None
     record["created_at"] = row.created_at.isoformat() if row.created_at else None
     return record

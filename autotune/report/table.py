@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import IO
 
@@ -42,7 +43,7 @@ def caption(board: Board) -> list[str]:
     """What stands under a table: the funnel, the default, the FLOP convention, staleness."""
     counts = board.counts
     ends = [f"{n} {_WORDS.get(s, s)}" for s, n in counts.items() if s != "candidates"]
-    lines = [f"{counts['candidates']} candidates: " + ", ".join(ends)]
+    lines = [f"{counts['candidates']} candidates: " + ", ".join(ends), *_refusals(board)]
     default = board.default
     if default is not None and default.rank is None:
         lines.append(f"default {blocks(default.config)}: {default.reason or 'not evaluated'}")
@@ -60,7 +61,7 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
     width = None if file.isatty() else 140
     console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
     for board in boards:
-        table = Table(title=_title(board), title_justify="left", caption_justify="left")
+        table = Table(title=title(board), title_justify="left", caption_justify="left")
         for name in HEADER:
             numeric = name not in ("rank", "blocks")
             table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -69,7 +70,7 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
         if table.row_count:
             console.print(table)
         else:
-            console.print(_title(board), style="bold")
+            console.print(title(board), style="bold")
         for line in caption(board):
             console.print("  " + line)
         console.print()
@@ -80,7 +81,7 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
 def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
     """GitHub-flavoured tables, one a problem."""
     for board in boards:
-        print(f"### {_title(board)}\n", file=file)
+        print(f"### {title(board)}\n", file=file)
         print("| " + " | ".join(HEADER) + " |", file=file)
         print("| " + " | ".join("---" for _ in HEADER) + " |", file=file)
         for row in _shown(board, top):
@@ -95,7 +96,8 @@ def _shown(board: Board, top: int) -> list[Row]:
     return [r for r in board.rows if r.rank is not None and (r.rank <= top or r.is_default)]
 
 
-def _title(board: Board) -> str:
+def title(board: Board) -> str:
+    """`name: kernel on device (shape)`."""
     first = board.rows[0]
     shape = json.loads(first.problem)["shape"]
     sizes = " ".join(f"{axis}={size}" for axis, size in shape.items())
@@ -111,6 +113,19 @@ _WORDS = {
 }
 
 
+NUMBER = re.compile(r"\d[\d.,]*")
+
+
+def _refusals(board: Board) -> list[str]:
+    """The most common kinds of reason, alike but for their numbers, each with one example."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in board.rows:
+        if row.status != "ok" and row.reason and board.best is not None:
+            kinds.setdefault((row.status, NUMBER.sub("#", row.reason)), []).append(row.reason)
+    common = sorted(kinds.items(), key=lambda item: -len(item[1]))[:3]
+    return [f"{len(all_of)} {status}: {all_of[0]}" for (status, _), all_of in common]
+
+
 def _common_reasons(board: Board) -> list[str]:
     reasons = [f"{r.status}: {r.reason}" for r in board.rows if r.reason]
     return sorted(set(reasons), key=reasons.count, reverse=True)[:3]
@@ -123,7 +138,13 @@ def _vmem(row: Row) -> str:
     return f"{used / MIB:.1f} / {row.vmem_limit_bytes / MIB:.0f} MiB"
 
 
-def _versus(row: Row, default: Row | None) -> str:
+def gain(row: Row, default: Row | None) -> float | None:
+    """The default's latency over the row's; None where they have no evidence in common."""
     if default is None or not default.rank or not default.latency_ms or not row.latency_ms:
-        return "–"
-    return f"{default.latency_ms / row.latency_ms:.2f}x"
+        return None
+    return default.latency_ms / row.latency_ms
+
+
+def _versus(row: Row, default: Row | None) -> str:
+    times = gain(row, default)
+    return "–" if times is None else f"{times:.2f}x"

@@ -1,0 +1,144 @@
+"""`autotune explain`: which candidate is meant, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune import cli
+
+CONFIG = """
+device: v6e
+problems:
+  - name: small
+    kernel: matmul
+    shape: {m: 512, k: 512, n: 512}
+  - name: masked
+    kernel: splash
+    shape: {batch: 1, q_heads: 1, kv_heads: 1, q_len: 4096, kv_len: 4096,
+            head_dim_qk: 128, head_dim_v: 128}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return int(cli.app([str(a) for a in arguments], standalone_mode=False) or 0)
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
+    assert run("explain", *arguments, "--format", "json") == 0
+    out = capsys.readouterr().out
+    document: dict[str, object] = json.loads(out)
+    return document
+
+
+MODEL = ("--until", "model", "--no-neighbours")
+
+
+def test_pairs_change_the_default_where_nothing_is_stored(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = explained(
+        capsys, f"{config}:small", "bm=256 bn=512", "--results", tmp_path / "r", *MODEL
+    )
+    assert isinstance(told["config"], dict)
+    assert (told["config"]["bm"], told["config"]["bn"], told["config"]["bk"]) == (256, 512, 128)
+    assert told["evidence"] == "model"
+    roofline = told["roofline"]
+    assert isinstance(roofline, dict)
+    # 512 cubed in bf16, X read once a column of blocks and Y once a row of them: 2 m k n FLOPs.
+    assert roofline["executed_flops"] == 2 * 512**3
+    assert roofline["intensity"] == 2 * 512**3 / roofline["hbm_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["small", "bmm=256"], "unknown tunable of matmul 'bmm'"),
+        (["small", "bm=100"], "bm: 100 is not allowed"),
+        (["small", "bm"], "best, default, JSON, or name=value pairs"),
+        (["small", "{bm"], "is no JSON"),
+        (["smal"], "none answers; name one (known: small"),
+        ([""], "several answer; name one (known: small"),
+    ],
+)
+def test_a_candidate_that_cannot_be_meant_is_one_line(
+    arguments: list[str], said: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = arguments
+    place = f"{config}:{name}" if name else str(config)
+    assert run("explain", place, *rest, *MODEL) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+
+
+def test_the_mask_of_the_lecture_is_counted(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = "block_q=1024 block_kv=2048 block_kv_compute=1024 block_q_compute=512"
+    told = explained(capsys, f"{config}:masked", blocks, "--results", tmp_path / "r", *MODEL)
+    mask = told["mask"]
+    assert isinstance(mask, dict)
+    assert (mask["active"], mask["partial"], mask["patterns"]) == (6, 4, 2)
+    assert mask["visible_pairs"] == 4096 * 4097 // 2
+
+
+@pytest.mark.compiler
+def test_a_compiled_candidate_shows_bill_scopes_timeline_and_neighbours(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, results = f"{config}:small", ("--results", tmp_path / "r", "--jobs", "2")
+    told = explained(capsys, place, "bm=256 bn=256 bk=256", *results)
+    vmem = told["vmem"]
+    assert isinstance(vmem, list)
+    windows = {line["allocation"]: line for line in vmem if "window" in line["allocation"]}
+    assert len(windows) == 3
+    for line in windows.values():
+        assert line["model_bytes"] == line["compiled_bytes"], f"{line['allocation']} disagrees"
+    scopes = told["scopes"]
+    assert isinstance(scopes, list)
+    runs = {line["scope"]: line["executions"] for line in scopes}
+    assert runs["init"] == 4, "one a block of the output"
+    assert sum(line["share"] for line in scopes) == pytest.approx(1)
+    timeline = told["timeline"]
+    assert isinstance(timeline, list)
+    assert {s["part"].split(" step")[0] for s in timeline} == {"first", "steady", "last"}
+    neighbours = told["neighbours"]
+    assert isinstance(neighbours, list)
+    assert {(n["tunable"], n["value"]) for n in neighbours} >= {("bm", 512), ("bk", 512)}
+    ended = {(n["status"], n["evidence"]) for n in neighbours}
+    assert ended == {("ok", "compiled")}
+    assert run("explain", place, "bm=256 bn=256 bk=256", *results) == 0
+    text = capsys.readouterr().out
+    for part in ("VMEM (limit", "one step away", "roofline:", "steady step", "the kernel's own"):
+        assert part in text, f"the text lacks {part}"
+    page = tmp_path / "why.html"
+    assert run("explain", place, *results, "--format", "html", "--output", page) == 0
+    assert "Plotly" in page.read_text()
+
+
+@pytest.mark.compiler
+def test_a_candidate_that_does_not_fit_is_explained_by_its_bill(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    big = tmp_path / "big.yaml"
+    big.write_text(CONFIG.replace("m: 512, k: 512, n: 512", "m: 4096, k: 4096, n: 4096"))
+    told = explained(
+        capsys, f"{big}:small", "bm=4096 bn=4096 bk=4096", "--results", tmp_path / "r",
+        "--no-neighbours",
+    )  # fmt: skip
+    assert told["status"] == "pruned"
+    assert "of VMEM" in str(told["limits"])
+    vmem = told["vmem"]
+    assert isinstance(vmem, list)
+    assert sum(line["model_bytes"] or 0 for line in vmem) > 128 * 2**20

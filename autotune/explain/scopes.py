@@ -61,10 +61,19 @@ def lines(
 
 def split(program: Program) -> tuple[str, ...]:
     """How each call's text was told apart, one sentence a call."""
-    return tuple(f"{call.name}: {getattr(call, 'marking', '') or _NAMED}" for call in program.calls)
+    return tuple(f"{call.name}: {_SPLIT[call.marking]}" for call in program.calls)
 
 
-_NAMED = "scopes are the kernel's own (`jax.named_scope`)"
+_MARKED = (
+    "autotune named each branch and each run of matrix products in the traced kernel before it was "
+    "compiled, by what they do"
+)
+_SPLIT = {
+    "named": "scopes are the kernel's own (`jax.named_scope`)",
+    "marked": f"the kernel names no scopes: {_MARKED}",
+    "named and marked": f"scopes are the kernel's own; where it names none, {_MARKED}",
+    "none": "the kernel is one part, which every grid step runs",
+}
 
 
 def _runs(call: PallasCall, scope: str, counts: Mapping[str, int]) -> int | None:

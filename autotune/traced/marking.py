@@ -57,7 +57,9 @@ def _marked_body(body: Any, grid_mapping: Any) -> tuple[Any, str]:
     if holds_pipeline(body):  # it names its own stages
         return body, NAMED
     authors = author_scopes(body)
-    found = regions(body, roles(body, grid_mapping))
+    vmapped = grid_mapping.vmapped_dims
+    grid = [extent for axis, extent in enumerate(grid_mapping.grid) if axis not in vmapped]
+    found = regions(body, roles(body, grid_mapping), grid)
     names: dict[int, list[tuple[Region, str]]] = {}
     for region, word in zip(found, words(found, authors), strict=True):
         names.setdefault(id(region.jaxpr), []).append((region, word))

@@ -103,11 +103,34 @@ def roles(body: Any, grid_mapping: Any) -> Roles:
     return found | dict.fromkeys(body.invars[first:], "scratch")
 
 
-def regions(body: Any, known: Roles) -> list[Region]:
+def regions(body: Any, known: Roles, grid: Sequence[Any]) -> list[Region]:
     """The unnamed parts of a kernel body, in the order of the text; outer ones before inner."""
-    planner = _Planner(has_dots=bool(_work(body.eqns, known).dots))
+    has_dots = bool(_work(body.eqns, known).dots)
+    planner = _Planner(has_dots=has_dots, same_way=_same_way(body, grid))
     planner.walk(body, known, keep_all=False)
     return planner.found
+
+
+def _same_way(body: Any, grid: Sequence[Any]) -> set[int]:
+    """Ids of conditions that go the same way at every step, by grid extents alone.
+
+    The compiler makes straight code of them and mixes it with the rest, which a marker would stop:
+    with one key block, marked init and finalize cost JAX's splash 3 % of its schedule.
+    """
+    fixed: set[Any] = set()
+    found: set[int] = set()
+    for eqn in body.eqns:
+        name = eqn.primitive.name
+        if name in ("program_id", "num_programs"):
+            extent = grid[eqn.params["axis"]] if eqn.params["axis"] < len(grid) else None
+            same = isinstance(extent, int) and (extent == 1 or name == "num_programs")
+        else:
+            same = not eqn.effects and all(hasattr(a, "val") or a in fixed for a in eqn.invars)
+        if name == "cond" and (hasattr(eqn.invars[0], "val") or eqn.invars[0] in fixed):
+            found.add(id(eqn))
+        if same:
+            fixed.update(eqn.outvars)
+    return found
 
 
 def words(found: Sequence[Region], taken: set[str]) -> list[str]:
@@ -161,6 +184,7 @@ class _Planner:
     """Walks a kernel in the order of its text and notes the parts to name."""
 
     has_dots: bool
+    same_way: set[int]
     found: list[Region] = field(default_factory=list)
     dots: int = 0
     seen: set[int] = field(default_factory=set)
@@ -189,14 +213,15 @@ class _Planner:
         A loop whose turns are not known to the text is named inside, so that the name is run once
         a turn.
         """
-        if eqn.primitive.name == "cond":
+        if eqn.primitive.name == "cond" and id(eqn) not in self.same_way:
             return True
         if any(author_scopes(inner) for inner in inner_jaxprs(eqn)):
             return True
         work = _work([eqn], known)
         if eqn.primitive.name == "while" and self._heavy(work):
             return True
-        return self._heavy(work) and not self._heavy(_work([eqn], known, conds=False))
+        only_in_conds = self._heavy(work) and not self._heavy(_work([eqn], known, conds=False))
+        return only_in_conds and id(eqn) not in self.same_way
 
     def _heavy(self, work: Work) -> bool:
         return bool(work.dots) if self.has_dots else bool(work.vectors or work.selects)
@@ -246,8 +271,8 @@ class _Planner:
                 self.dots += 1
             for inner, own in inside(eqn, known):
                 work = _work(inner.eqns, own)
-                own_part = eqn.primitive.name == "cond" and (work.dots or work.writes)
-                if own_part and id(inner) not in self.seen:
+                own_part = eqn.primitive.name == "cond" and id(eqn) not in self.same_way
+                if own_part and (work.dots or work.writes) and id(inner) not in self.seen:
                     self.seen.add(id(inner))
                     self._add(inner, 0, len(inner.eqns), work, own)
                 else:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from autotune.call_record import PallasCall, Program, Scratch, StepClass, Window
 from autotune.device import Device
 from autotune.errors import KernelError
 from autotune.traced.block_moves import block_axis, block_moves, tile_bytes
+from autotune.traced.capture import capture
 from autotune.traced.counts import Weight
 from autotune.traced.dots import dots
+from autotune.traced.inner_pipeline import inner_pipeline, kept, loses_pipeline
+from autotune.traced.jaxprs import open_jaxpr
 from autotune.traced.outer_code import FoundCall, as_array, find_calls
 from autotune.traced.scalar_code import UNKNOWN, ScalarCode, Table, Value
 from autotune.traced.scratch_use import is_carried
@@ -45,12 +47,28 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Progra
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
-        found = find_calls(_jaxpr(fn, args, device))
+        found, how = _found(fn, args, device)
     except Exception as error:  # whatever somebody's kernel raises
         raise KernelError(f"{name} raised {type(error).__name__}: {_one_line(error)}") from error
     if not found:
         raise KernelError(f"{name} holds no pallas_call: there is nothing to tune")
-    return Program(calls=tuple(_read_call(call, device) for call in found))
+    return Program(calls=tuple(_read_call(call, device, how) for call in found))
+
+
+def _found(
+    fn: Callable[..., Any], args: Sequence[Any], device: Device
+) -> tuple[list[FoundCall], dict[int, str]]:
+    """The calls, and who named the parts of each kernel's body (`Marked.how`).
+
+    Inner pipelines are kept as one equation where all of them can be read so.
+    """
+    with contextlib.suppress(Exception), kept():  # what is wrong without as well is told below
+        marked = capture(fn, args, device).marked
+        found = find_calls(marked.jaxpr)
+        if not any(loses_pipeline(call.eqn) for call in found):
+            return found, marked.how
+    marked = capture(fn, args, device).marked
+    return find_calls(marked.jaxpr), marked.how
 
 
 def _one_line(error: Exception) -> str:
@@ -60,43 +78,7 @@ def _one_line(error: Exception) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def _jaxpr(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Any:
-    """The jaxpr, traced plainly or, where that fails, as on `device`.
-
-    A kernel may ask for the chip (`pltpu.get_tpu_info()`), which only works where one is attached
-    or inside an abstract mesh; a mesh in turn refuses the eager work of other kernels.
-    """
-    try:
-        return jax.make_jaxpr(fn)(*args)
-    except Exception as plain:  # see `trace`
-        try:
-            with _as_on(device):
-                return jax.make_jaxpr(fn)(*args)
-        except Exception as on_device:
-            raise (on_device if _asked_for_chip(plain) else plain) from None
-
-
-@contextlib.contextmanager
-def _as_on(device: Device) -> Iterator[None]:
-    chip = jax.sharding.AbstractDevice(
-        device_kind=device.kind, num_cores=device.cores, platform="tpu"
-    )
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), axis_types=auto, abstract_device=chip)
-    with jax.sharding.use_abstract_mesh(mesh):
-        yield
-
-
-def _asked_for_chip(error: BaseException) -> bool:
-    frame = error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_name.startswith("get_tpu_info"):
-            return True
-        frame = frame.tb_next
-    return False
-
-
-def _read_call(call: FoundCall, device: Device) -> PallasCall:
+def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> PallasCall:
     params = call.eqn.params
     mapping, body, compiler = (
         params["grid_mapping"], params["jaxpr"], params["compiler_params"],
@@ -104,21 +86,25 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
     name = params.get("name") or body.debug_info.func_name
     dynamic = mapping.num_dynamic_grid_bounds
     grid = _grid(name, mapping.grid, call.operands[:dynamic])
-    if (steps := math.prod(grid)) > MAX_GRID_STEPS:
-        raise KernelError(
-            f"the grid of {name} has {steps} steps; at most {MAX_GRID_STEPS} are followed"
-        )
+    _check_steps(name, grid)
     index_count = mapping.num_index_operands
     tables = [_table(value()) for value in call.operands[dynamic : dynamic + index_count]]
+    scratch = _scratch(mapping, body, index_count)
+    semantics = _semantics(name, compiler, grid, mapping.vmapped_dims)
+    if (inner := inner_pipeline(body, grid)) is not None:
+        grid, mapping, body, tables = inner.grid, inner.mapping, inner.body, []
+        _check_steps(name, grid)
+        semantics = None  # one core runs all of an inner pipeline
     axes = tuple(n for n in range(len(grid)) if n not in mapping.vmapped_dims)
     code = ScalarCode(grid=grid or (1,), program_axes=axes)
     operands = [
         _operand(code, block, tables, n, mapping.num_inputs)
         for n, block in enumerate(mapping.block_mappings)
     ]
-    rest = [UNKNOWN] * (len(body.invars) - index_count)
+    rest = [UNKNOWN] * (len(open_jaxpr(body)[0].invars) - len(tables))
     code.run(body, [*tables, *rest])
-    semantics = _semantics(name, compiler, grid, mapping.vmapped_dims)
+    if inner is not None:
+        inner.count_own_scopes(code.counts)
     steps = math.prod(grid)
     scopes = {"": steps} | {
         scope: None if scope in code.counts.unsure else _total(count, grid)
@@ -130,7 +116,7 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
         name=name, grid=grid, grid_steps=steps, dimension_semantics=semantics,
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
         windows=tuple(operand.window for operand in operands),
-        scratch=_scratch(mapping, body, index_count), temporaries_bytes=temporaries_bytes(body),
+        scratch=scratch, temporaries_bytes=0 if inner else temporaries_bytes(body),
         scopes=scopes, scope_flops=flops, executed_flops=sum(flops.values()),
         classes=classes, fill_bytes=fill, drain_bytes=drain,
         parallel_splits=_splits(semantics, grid, device),
@@ -138,7 +124,8 @@ def _read_call(call: FoundCall, device: Device) -> PallasCall:
         scope_regions=dict(code.counts.regions),
         loop_trips={scope: _total(n, grid) for scope, n in code.counts.loop_trips.items()},
         revisited_axes=_revisited(operands, grid, axes),
-        branches=_branches(code, grid), dots=dots(body),
+        branches=_branches(code, grid), dots=inner.dots() if inner else dots(body),
+        marking=how[id(params["jaxpr"])],
     )  # fmt: skip
 
 
@@ -162,6 +149,13 @@ def _grid(
             raise KernelError(f"the grid of {name} has an axis of {int(value)}: {tuple(extents)}")
         grid.append(int(value))
     return tuple(grid)
+
+
+def _check_steps(name: str, grid: tuple[int, ...]) -> None:
+    if (steps := math.prod(grid)) > MAX_GRID_STEPS:
+        raise KernelError(
+            f"the grid of {name} has {steps} steps; at most {MAX_GRID_STEPS} are followed"
+        )
 
 
 def _table(value: Any) -> Value:

@@ -26,7 +26,7 @@ from autotune.kernels import matmul_space as space
 from autotune.kernels import reference
 from autotune.kernels.attention import LANES, round_up
 from autotune.kernels.base import Call, Kernel, choice, flag
-from autotune.kernels.matmul_space import BlockSizes
+from autotune.kernels.matmul_space import MOST_WINDOW_BUFFERS, BlockSizes
 from autotune.problem import Problem
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")
@@ -162,6 +162,58 @@ def _kernel(
             z_ref[...] = EPILOGUES[epilogue](acc).astype(z_ref.dtype)
 
 
+def _in_call_pipeline(
+    body: Callable[..., None], *, grid: tuple[int, ...], in_specs: list[pl.BlockSpec],
+    out_spec: pl.BlockSpec, out_shape: jax.ShapeDtypeStruct, accumulator: Any,
+    vmem_limit_bytes: int | None,
+) -> Callable[..., Any]:  # fmt: skip
+    """`body` over `grid`, its windows copied by `pallas_call`."""
+    return pl.pallas_call(
+        body,
+        name="matmul",
+        grid=grid,
+        in_specs=in_specs,
+        out_specs=out_spec,
+        out_shape=out_shape,
+        scratch_shapes=[accumulator],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=vmem_limit_bytes,
+        ),
+    )
+
+
+def _in_own_pipeline(
+    body: Callable[..., None], *, grid: tuple[int, ...], in_specs: list[pl.BlockSpec],
+    out_spec: pl.BlockSpec, out_shape: jax.ShapeDtypeStruct, accumulator: Any,
+    vmem_limit_bytes: int | None,
+) -> Callable[..., Any]:  # fmt: skip
+    """The same, its windows copied from operands in HBM by a pipeline within the kernel.
+
+    That pipeline takes as many buffers as it is given, and runs on one core of a chip.
+    """
+
+    def kernel(x_ref: Any, y_ref: Any, z_ref: Any, acc_ref: Any) -> None:
+        pipeline = pltpu.emit_pipeline(
+            lambda x, y, z: body(x, y, z, acc_ref),
+            grid=grid,
+            in_specs=in_specs,
+            out_specs=[out_spec],
+        )
+        pipeline(x_ref, y_ref, z_ref)
+
+    hbm = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
+    return pl.pallas_call(
+        kernel,
+        name="matmul",
+        in_specs=[hbm, hbm],
+        out_specs=hbm,
+        out_shape=out_shape,
+        scratch_shapes=[accumulator],
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
+    )
+
+
 def matmul(
     x: jax.Array,
     y: jax.Array,
@@ -207,20 +259,18 @@ def matmul(
         if transpose_rhs
         else spec((b.bk, b.bn), "kn", b.buffers)
     )
-    call = pl.pallas_call(
-        functools.partial(
-            _kernel, k=k, k_steps=k_steps, epilogue=epilogue, transpose_rhs=transpose_rhs
-        ),
-        name="matmul",
+    body = functools.partial(
+        _kernel, k=k, k_steps=k_steps, epilogue=epilogue, transpose_rhs=transpose_rhs
+    )
+    run = _in_own_pipeline if b.buffers > MOST_WINDOW_BUFFERS else _in_call_pipeline
+    call = run(
+        body,
         grid=(*(outer if m_outer else outer[::-1]), k_steps),
         in_specs=[spec((b.bm, b.bk), "mk", b.buffers), y_spec],
-        out_specs=spec((b.bm, b.bn), "mn"),
+        out_spec=spec((b.bm, b.bn), "mn"),
         out_shape=abstract((m, n), out_dtype or default_out_dtype(common)),
-        scratch_shapes=[pltpu.VMEM((b.bm, b.bn), accumulator_dtype(common))],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=b.vmem_limit_bytes,
-        ),
+        accumulator=pltpu.VMEM((b.bm, b.bn), accumulator_dtype(common)),
+        vmem_limit_bytes=b.vmem_limit_bytes,
     )
     return call(x, y)  # type: ignore[no-any-return]
 

@@ -13,9 +13,10 @@ from autotune.problem import Problem
 
 SUBLANES, LANES = 8, 128
 GRID_ORDERS = ("mn", "nm")
-# A third buffer is refused by Mosaic ("Only single (1) and double (2) buffering are supported",
-# jax 0.10.2 and 0.12.0.1). With one, no copy overlaps any arithmetic, so only two is searched.
-BUFFERS = (1, 2)
+BUFFERS = (1, 2, 3)
+# The windows of a `pallas_call` take no more ("Only single (1) and double (2) buffering are
+# supported. Got 3.", jax 0.10.2 and 0.12.0.1); a third takes a pipeline within the kernel.
+MOST_WINDOW_BUFFERS = 2
 
 # Output tiles from 256: a 256-wide MXU wants both sides at least that, and below it the fixed cost
 # of a grid step (0.4 - 0.7 us) is more than its arithmetic. 2048 x 2048 already takes 48 MiB of
@@ -33,7 +34,7 @@ class BlockSizes:
       bm, bk, bn: rows of x, the contracted axis, columns of the output. On the chip bm must be a
         multiple of 8 and bk and bn of 128, or the whole axis.
       grid_order: `mn`: m is the outer grid axis; `nm`: n is.
-      buffers: VMEM buffers per input window.
+      buffers: VMEM buffers per input window; 3 gives a copy two steps of time.
       vmem_limit_bytes: the kernel's VMEM limit; None is the compiler's default.
     """
 
@@ -97,7 +98,7 @@ def tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]:
     return {
         **blocks,
         "grid_order": Tunable(values=GRID_ORDERS, check=_member_check(GRID_ORDERS)),
-        "buffers": Tunable(values=(2,), check=_buffers_check),
+        "buffers": Tunable(values=_buffers(device), check=_buffers_check),
         "vmem_limit_bytes": vmem_limit_tunable(device),
     }
 
@@ -148,9 +149,17 @@ def _member_check(members: Sequence[str]) -> Callable[[Scalar], str | None]:
     return lambda value: None if value in members else "one of " + ", ".join(members)
 
 
+def _buffers(device: Device) -> tuple[int, ...]:
+    """2 and 3; 2 where a JAX device has two cores, for the third buffer's pipeline uses only one.
+
+    With 1, no copy overlaps any arithmetic.
+    """
+    return (2, 3) if device.cores == 1 else (2,)
+
+
 def _buffers_check(value: Scalar) -> str | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return None if whole and value in BUFFERS else "1 or 2"
+    return None if whole and value in BUFFERS else "1, 2 or 3"
 
 
 def canonical(problem: Problem, config: Config) -> Config:

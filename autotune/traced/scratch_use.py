@@ -1,13 +1,14 @@
 """Which scratch the compiler must really hold: what a kernel reads before it wrote it anew.
 
 Scratch that a step writes in full before every read is a value like any other, and the compiler
-drops the buffer; a 64 MiB one compiled on tpu7x (libtpu 0.0.42 and 0.0.50). No jax import.
+drops the buffer; a 64 MiB one compiled on tpu7x (libtpu 0.0.42 and 0.0.50).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from autotune.traced.inner_pipeline import PRIMITIVE, closed_over
 from autotune.traced.jaxprs import called_jaxpr, open_jaxpr
 
 _READS = ("get", "addupdate", "masked_load", "load")
@@ -54,6 +55,8 @@ def _use(eqn: Any, ref: Any) -> str | None:
     if name == "while":
         skipped = eqn.params["cond_nconsts"]
         return _read_only(eqn.params["body_jaxpr"], eqn.invars[skipped:], ref)
+    if name == PRIMITIVE:
+        return _first_use(open_jaxpr(eqn.params["body_jaxpr"])[0], closed_over(eqn, ref))
     inner = called_jaxpr(eqn)
     if inner is None:
         return None

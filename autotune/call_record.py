@@ -140,7 +140,9 @@ class PallasCall:
       repeats: times one run of the program makes this call (a call inside a scan).
       scope_regions: scope name -> times it stands in the program text (unrolled loops, both
         branches of a cond). Cycles of a scope = its bundles · executions / regions.
-      loop_trips: scope name -> iterations of loops that lie directly in it, over the grid.
+      loops: scope name -> of the rolled loops in it, first those one loop deep, then those two
+        deep …: iterations over the grid, and how many such loops stand in the text. Iterations
+        that the trace cannot tell count as one.
       revisited_axes: grid axes along which an output block is revisited.
       branches: per `cond` of the kernel, in program order, the executions of each branch over the
         grid; None where its predicate rests on run-time data.
@@ -167,7 +169,7 @@ class PallasCall:
     core_steps: int = 0
     repeats: int = 1
     scope_regions: dict[str, int] = field(default_factory=dict)
-    loop_trips: dict[str, int] = field(default_factory=dict)
+    loops: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     revisited_axes: tuple[int, ...] = ()
     branches: tuple[tuple[int | None, ...], ...] = ()
     dots: tuple[Dot, ...] = ()
@@ -221,6 +223,10 @@ def _call(record: dict[str, Any]) -> PallasCall:
             "windows": tuple(_shaped(Window, w) for w in record["windows"]),
             "scratch": tuple(_shaped(Scratch, s) for s in record["scratch"]),
             "classes": tuple(_shaped(StepClass, c) for c in record["classes"]),
+            "loops": {
+                scope: tuple((trips, copies) for trips, copies in levels)
+                for scope, levels in record["loops"].items()
+            },
             "revisited_axes": tuple(record["revisited_axes"]),
             "branches": tuple(tuple(b) for b in record["branches"]),
             "dots": tuple(Dot(**d) for d in record["dots"]),

@@ -268,18 +268,21 @@ def run_cycles(call: PallasCall, schedule: Schedule, device: Device) -> dict[str
     """Cycles of one run of each scope, and under `PIPELINE` of one step outside any.
 
     A scope that stands in the text several times (unrolled, or in both branches of a condition)
-    costs its share; one that holds a rolled loop runs it as often as the trace says.
+    costs its share; what lies in a rolled loop runs as often as the trace says, the rest once.
     """
     runs = _runs(call)
     cycles: dict[str, float] = {}
     for name, use in schedule.scopes.items():
+        once: float = scope_cycles(use.outside_loops(), device)
         if name == PIPELINE:
-            cycles[name] = max(0, scope_cycles(use, device) - schedule.prologue_bundles)
-            continue
-        once = scope_cycles(use, device) / max(1, call.scope_regions.get(name, 1))
-        trips = call.loop_trips.get(name, 0)
-        rolled = use.loop_depth >= 2 and trips and runs.get(name)
-        cycles[name] = once * max(1.0, trips / runs[name]) if rolled else once
+            once = max(0.0, once - schedule.prologue_bundles)
+        cycles[name] = once / max(1, call.scope_regions.get(name, 1))
+        levels = call.loops.get(name, ())
+        for level, loop in enumerate(use.loops):
+            # A loop that no trace knows of is one the compiler made of straight code.
+            trips, copies = levels[level] if level < len(levels) else (runs.get(name, 0), 1)
+            turn = scope_cycles(loop, device) / max(1, copies)
+            cycles[name] += turn * trips / max(1, runs.get(name, 0))
     return cycles
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from autotune import call_record
 from autotune.call_record import Program
 
-STATUSES = ("ok", "oom", "unsupported", "failed", "timeout", "crashed")
+STATUSES = ("ok", "pruned", "oom", "unsupported", "failed", "timeout", "crashed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +23,8 @@ class ScopeUse:
       units: unit name of the utilisation table (MXU, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL,
         VSTORE, VSTORE:SPILL, SALU) -> issued slots.
       loop_depth: of most of its bundles; the grid's own loop is depth 1.
+      loops: of all this, what lies in rolled loops inside the scope: first what is one loop deep,
+        then what is two, …
     """
 
     bundles: int
@@ -31,6 +33,21 @@ class ScopeUse:
     spill_stores: int
     units: dict[str, int]
     loop_depth: int
+    loops: tuple[ScopeUse, ...] = ()
+
+    def outside_loops(self) -> ScopeUse:
+        """What one run of the scope runs once."""
+        return ScopeUse(
+            bundles=self.bundles - sum(loop.bundles for loop in self.loops),
+            mxu_rows=self.mxu_rows - sum(loop.mxu_rows for loop in self.loops),
+            spill_loads=self.spill_loads - sum(loop.spill_loads for loop in self.loops),
+            spill_stores=self.spill_stores - sum(loop.spill_stores for loop in self.loops),
+            units={
+                unit: slots - sum(loop.units.get(unit, 0) for loop in self.loops)
+                for unit, slots in self.units.items()
+            },
+            loop_depth=self.loop_depth,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +96,8 @@ class Compiled:
     """The verdict on one candidate; of a `trace` task, which no compiler sees, the program.
 
     Attributes:
-      status: `ok`, `oom`, `unsupported`, `failed`, `timeout` or `crashed`.
+      status: `ok`, `pruned` (a rule of the kernel's `build` or of grids, before any compiler),
+        `oom`, `unsupported`, `failed`, `timeout` or `crashed`.
       reason: one line, for every status but `ok`.
       schedules: one per `pallas_call`, in program order; of a `compile` task only.
       xla_ops: what runs around the kernels, in the module's order; of a `compile` task only.
@@ -135,5 +153,9 @@ def from_json(record: dict[str, Any]) -> Compiled:
 
 
 def _schedule(record: dict[str, Any]) -> Schedule:
-    scopes = {name: ScopeUse(**use) for name, use in record["scopes"].items()}
+    scopes = {name: _scope_use(use) for name, use in record["scopes"].items()}
     return Schedule(**{**record, "scopes": scopes})
+
+
+def _scope_use(record: dict[str, Any]) -> ScopeUse:
+    return ScopeUse(**{**record, "loops": tuple(map(_scope_use, record.get("loops", ())))})

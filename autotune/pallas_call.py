@@ -122,7 +122,10 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
         parallel_splits=_splits(semantics, grid, device),
         core_steps=_core_steps(semantics, grid, device), repeats=call.repeats,
         scope_regions=dict(code.counts.regions),
-        loop_trips={scope: _total(n, grid) for scope, n in code.counts.loop_trips.items()},
+        loops={
+            scope: tuple((_total(trips, grid), copies) for trips, copies in levels)
+            for scope, levels in code.counts.loops.items()
+        },
         revisited_axes=_revisited(operands, grid, axes),
         branches=_branches(code, grid), dots=inner.dots() if inner else dots(body),
         marking=how[id(params["jaxpr"])],

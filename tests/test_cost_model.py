@@ -65,10 +65,11 @@ def matmul_call(bm: int, bk: int, bn: int, **more) -> PallasCall:
     )  # fmt: skip
 
 
-def use(bundles: int, rows: int = 0, depth: int = 1) -> ScopeUse:
+def use(bundles: int, rows: int = 0, depth: int = 1, loops: tuple[ScopeUse, ...] = ()) -> ScopeUse:
     return ScopeUse(
-        bundles=bundles, mxu_rows=rows, spill_loads=0, spill_stores=0, units={}, loop_depth=depth
-    )
+        bundles=bundles, mxu_rows=rows, spill_loads=0, spill_stores=0, units={},
+        loop_depth=depth, loops=loops,
+    )  # fmt: skip
 
 
 def make_schedule(scopes: dict[str, ScopeUse], *, prologue: int = 0, name="kernel") -> Schedule:
@@ -390,11 +391,32 @@ def test_a_scope_that_stands_in_the_text_twice_costs_half_of_it_each_time():
 
 
 def test_a_rolled_loop_in_a_scope_runs_as_often_as_the_trace_says():
-    call = make_call(loop_trips={"step": 40})
-    rolled = make_schedule({"step": use(100, depth=2)})
-    unrolled = make_schedule({"step": use(400, depth=1)})
+    call = make_call(loops={"step": ((40, 1),)})
+    rolled = make_schedule({"step": use(130, loops=(use(100, depth=2),))})
+    unrolled = make_schedule({"step": use(430)})
     for schedule in (rolled, unrolled):
-        assert cost_model.compiled_latency(program(call), [schedule], V6E).cycles == 4000
+        latency = cost_model.compiled_latency(program(call), [schedule], V6E)
+        assert latency.cycles == 10 * (30 + 4 * 100), "the code around the loop runs once a step"
+
+
+def test_nested_loops_and_several_side_by_side_are_each_counted_by_their_own_turns():
+    call = make_call(loops={"step": ((60, 2), (200, 1))}, scope_regions={"step": 2})
+    inner, outer = use(50, rows=4096, depth=3), use(80, depth=2)
+    schedule = make_schedule({"step": use(20 + 80 + 50, rows=4096, loops=(outer, inner))})
+    latency = cost_model.compiled_latency(program(call), [schedule], V6E)
+    assert cost_model.scope_cycles(inner, V6E) == 1024
+    assert latency.cycles == 10 * 20 // 2 + 60 * 80 // 2 + 200 * 1024
+
+
+def test_a_loop_outside_any_scope_runs_its_turns_and_one_the_trace_does_not_know_runs_once():
+    loop = use(100, depth=2)
+    schedule = make_schedule(
+        {"": use(150, loops=(loop,)), "step": use(9, loops=(use(5),))}, prologue=50
+    )
+    known = cost_model.compiled_latency(program(make_call(loops={"": ((30, 1),)})), [schedule], V6E)
+    assert known.cycles == 50 + 30 * 100 + 10 * 9
+    unknown = cost_model.compiled_latency(program(make_call()), [schedule], V6E)
+    assert unknown.cycles == 50 + 10 * 100 + 10 * 9
 
 
 def test_scope_counts_reach_the_compiled_cycles():

@@ -144,7 +144,7 @@ def test_scopes_in_conds_jits_and_loops_count_executions_and_dots_go_to_the_inne
     assert call.scopes == {"": 12, "outer": 6, "inner": inner, "jitted": 6}
     assert call.scope_flops == {"inner": inner * ONE_DOT, "jitted": 6 * ONE_DOT}
     assert call.scope_regions == {"outer": 1, "inner": 2, "jitted": 1}
-    assert call.loop_trips == {"outer": inner}
+    assert call.loops == {"outer": ((inner, 2),)}
 
 
 def test_a_scope_that_stands_in_the_text_several_times_says_so() -> None:
@@ -165,6 +165,29 @@ def test_a_scope_that_stands_in_the_text_several_times_says_so() -> None:
     call = counted(body)
     assert call.scopes == {"": 12, "tile": 36, "unrolled": 48}
     assert call.scope_regions == {"tile": 3, "unrolled": 4}
+    assert call.loops == {}, "an unrolled loop is none"
+
+
+def test_loops_are_counted_level_by_level_from_the_scope_they_lie_in() -> None:
+    def body(z: Any) -> None:
+        def inner(n: Any, carry: Any) -> Any:
+            dot(z)
+            return carry
+
+        def outer(n: Any, carry: Any) -> Any:
+            jax.lax.fori_loop(0, 7, inner, None)
+            with jax.named_scope("deep"):
+                jax.lax.fori_loop(0, 3, inner, None)
+            return carry
+
+        with jax.named_scope("step"):
+            jax.lax.fori_loop(0, 5, outer, None)
+            jax.lax.fori_loop(0, 4, inner, None)
+
+    call = counted(body)
+    assert call.loops == {
+        "step": ((12 * (5 + 4), 2), (12 * 5 * 7, 1)), "deep": ((12 * 5 * 3, 1),),
+    }  # fmt: skip
 
 
 def test_a_branch_inside_a_loop_is_followed_turn_by_turn() -> None:
@@ -292,4 +315,4 @@ def test_a_loop_too_long_to_follow_is_unknown_and_not_followed_for_ever() -> Non
 
     call = counted(body)
     assert call.scopes == {"": 12, "even": None, "after": 12}
-    assert call.loop_trips == {"": 12 * 10**6}
+    assert call.loops == {"": ((12 * 10**6, 1),)}

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotune.device import Device
 from autotune.evidence import Schedule, ScopeUse
@@ -81,8 +81,11 @@ def parse_schedule(
     # Without a loop over the grid the text runs once: it is the body of a grid of one step.
     depths = [b.depth if in_grid else b.depth + 1 for b in bundles]
     members: dict[str, list[int]] = {OUTSIDE: []}
-    for index, owner in enumerate(owners):
+    levels = []  # per bundle: loops between it and its scope
+    for index, (owner, start) in enumerate(owners):
         members.setdefault(owner, []).append(index)
+        around = 1 if owner == OUTSIDE else start if in_grid else start + 1
+        levels.append(max(0, depths[index] - around))
     units = list(capacity)
     vmem = parse_allocations(allocations_text)
     if spilled_bytes:
@@ -96,8 +99,9 @@ def parse_schedule(
             scope: _scope_use(
                 units,
                 [use[i] for i in indices],
-                mxu_rows=sum(bundles[i].mxu_rows for i in indices),
                 depths=[depths[i] for i in indices],
+                levels=[levels[i] for i in indices],
+                rows=[bundles[i].mxu_rows for i in indices],
             )
             for scope, indices in members.items()
         },
@@ -209,19 +213,19 @@ def _read_bundles(text: str, device: Device) -> Iterator[_Bundle]:
         yield bundle
 
 
-def _owners(bundles: list[_Bundle]) -> list[str]:
-    """Per bundle the innermost scope. Every end closes the nearest open start of its name.
+def _owners(bundles: list[_Bundle]) -> list[tuple[str, int]]:
+    """Per bundle the innermost scope and its start's loop depth. Every end closes the nearest open start of its name.
 
     The compiler may move or drop a marker. An end without a start is ignored; a start without an
     end holds until its loop is left or the scope around it ends, never to the end of the text.
     """
     closed = _closed_starts(bundles)
     open_scopes: list[tuple[str, int, bool]] = []  # (name, depth, has an end)
-    owners: list[str] = []
+    owners: list[tuple[str, int]] = []
     for index, bundle in enumerate(bundles):
         while open_scopes and not open_scopes[-1][2] and bundle.depth < open_scopes[-1][1]:
             open_scopes.pop()
-        owners.append(open_scopes[-1][0] if open_scopes else OUTSIDE)
+        owners.append(open_scopes[-1][:2] if open_scopes else (OUTSIDE, 0))
         for number, (starts, name) in enumerate(bundle.markers):
             if starts:
                 open_scopes.append((name, bundle.depth, (index, number) in closed))
@@ -246,13 +250,25 @@ def _closed_starts(bundles: list[_Bundle]) -> set[tuple[int, int]]:
 
 
 def _scope_use(
-    units: list[str], use: list[list[int]], *, mxu_rows: int, depths: list[int]
+    units: list[str], use: list[list[int]], *, rows: list[int], depths: list[int],
+    levels: list[int],
+) -> ScopeUse:  # fmt: skip
+    loops = []
+    for level in range(1, max(levels, default=0) + 1):
+        inside = [i for i, own in enumerate(levels) if own == level]
+        picked = ([column[i] for i in inside] for column in (use, rows, depths))
+        loops.append(_total_use(units, *picked))
+    return replace(_total_use(units, use, rows, depths), loops=tuple(loops))
+
+
+def _total_use(
+    units: list[str], use: list[list[int]], rows: list[int], depths: list[int]
 ) -> ScopeUse:
     columns = [sum(column) for column in zip(*use, strict=True)] or [0] * len(units)
     total = dict(zip(units, columns, strict=True))
     return ScopeUse(
         bundles=len(use),
-        mxu_rows=mxu_rows,
+        mxu_rows=sum(rows),
         spill_loads=total.get("VLOAD:FILL", 0),
         spill_stores=total.get("VSTORE:SPILL", 0),
         units=total,

@@ -16,7 +16,8 @@ class Counts:
     Attributes:
       scopes: named scope -> times it is entered.
       regions: named scope -> times it stands in the program text (unrolled loops included).
-      loop_trips: named scope -> iterations of loops directly inside it.
+      loops: named scope -> per level of rolled loops inside it, their iterations and how many
+        stand in the program text.
       branches: per cond equation, executions of each branch; None where the predicate is unknown.
       flops: named scope -> FLOPs of its dots ("" outside any scope).
       unsure: scopes whose count rests on a predicate or trip count that is unknown.
@@ -24,7 +25,7 @@ class Counts:
 
     scopes: dict[str, Weight] = field(default_factory=dict)
     regions: dict[str, int] = field(default_factory=dict)
-    loop_trips: dict[str, Weight] = field(default_factory=dict)
+    loops: dict[str, list[tuple[Weight, int]]] = field(default_factory=dict)
     branches: dict[int, list[Weight | None]] = field(default_factory=dict)
     flops: dict[str, Weight] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
@@ -35,6 +36,16 @@ class Counts:
         self.regions[scope] = self.regions.get(scope, 0) + copies
         if not sure:
             self.unsure.add(scope)
+
+    def loop(self, scope: str, level: int, trips: Weight, copies: int) -> None:
+        """A rolled loop of a scope, `level` loops around it: `trips` a step, `copies` in the text.
+
+        A loop that comes by again, followed turn by turn, has 0 copies.
+        """
+        levels = self.loops.setdefault(scope, [])
+        levels += [(0, 0)] * (level + 1 - len(levels))
+        old_trips, old_copies = levels[level]
+        levels[level] = (old_trips + trips, old_copies + copies)
 
 
 def add(totals: dict[str, Weight], name: str, weight: Weight) -> None:

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.traced.jaxprs import inner_jaxprs, open_jaxpr
-from autotune.traced.regions import Region, author_scopes, holds_pipeline, own_names, regions, roles, words
+from autotune.traced.regions import (
+    Region,
+    author_scopes,
+    holds_pipeline,
+    own_names,
+    regions,
+    roles,
+    words,
+)
 
 NAMED, MARKED, BOTH, PLAIN = "named", "marked", "named and marked", "none"
 """Who told a kernel's parts apart: its author, autotune, both; or it has no parts."""

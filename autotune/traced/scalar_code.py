@@ -54,17 +54,23 @@ class _Where:
     """Where in the program the interpreter is.
 
     `weight`: executions per grid step; `copies`: times this text stands in the program, 0 when a
-    loop comes by again; `stack`: named scopes around it; `sure`: no unknown predicate above it.
+    loop comes by again; `stack`: named scopes around it; `sure`: no unknown predicate above it;
+    `level`: rolled loops between here and the innermost of those scopes.
     """
 
     weight: Weight
     copies: int
     stack: tuple[str, ...]
     sure: bool
+    level: int = 0
 
-    def times(self, factor: Weight, *, copies: int = 1, sure: bool = True) -> _Where:
-        weight = self.weight * factor
-        return _Where(weight, self.copies * copies, self.stack, self.sure and sure)
+    def times(
+        self, factor: Weight, *, copies: int = 1, sure: bool = True, deeper: bool = False
+    ) -> _Where:
+        return _Where(
+            self.weight * factor, self.copies * copies, self.stack, self.sure and sure,
+            self.level + deeper,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -135,7 +141,7 @@ class ScalarCode:
                 same += 1
             for name in new[same:]:
                 self.counts.enter(name, where.weight, where.copies, where.sure)
-        return _Where(where.weight, where.copies, new, where.sure)
+        return _Where(where.weight, where.copies, new, where.sure, 0 if own else where.level)
 
     def _equation(self, eqn: Any, env: dict[Any, Value], where: _Where) -> Sequence[Value]:
         name = eqn.primitive.name
@@ -219,16 +225,18 @@ class ScalarCode:
         carried = len(open_jaxpr(body)[0].outvars)  # in a kernel scans have no xs and no ys
         split = len(values) - carried
         consts, carry = values[:split], values[split:]
-        self._trips(where, length)
+        rolled = unroll < length
+        if rolled:
+            self._loop(where, length // unroll)
         if self.turns + length > MAX_TURNS or not _turns_matter(body, split, carry):
             kept = _kept(body, split, carry)
-            self._run(body, [*consts, *kept], where.times(length, copies=unroll))
+            inside = where.times(length, copies=unroll, deeper=rolled)
+            self._run(body, [*consts, *kept], inside)
             return kept
         self.turns += length
         for n in range(length):
-            carry = self._run(
-                body, [*consts, *carry], where.times(1, copies=unroll if not n else 0)
-            )
+            inside = where.times(1, copies=0 if n else unroll, deeper=rolled)
+            carry = self._run(body, [*consts, *carry], inside)
         return carry
 
     def _while(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
@@ -240,9 +248,9 @@ class ScalarCode:
         if counter is not None and all(isinstance(carry[n], np.ndarray) for n in counter):
             first, last = (carry[n].astype(np.int64) for n in counter)
             trips = np.maximum(last - first, 0)
-            self._trips(where, trips)
+            self._loop(where, trips)
             kept = _kept(body, n_body, carry)
-            self._run(body, [*consts, *kept], where.times(trips))
+            self._run(body, [*consts, *kept], where.times(trips, deeper=True))
             return kept
         return self._follow(cond, body, cond_consts, consts, carry, where)
 
@@ -261,18 +269,20 @@ class ScalarCode:
             going = going * test.astype(np.int64)
             if not going.any():
                 return carry
-            self._trips(where, going)
-            new = self._run(body, [*consts, *carry], where.times(going, copies=0 if n else 1))
+            inside = where.times(going, copies=0 if n else 1, deeper=True)
+            self._loop(where.times(1, copies=0 if n else 1), going)
+            new = self._run(body, [*consts, *carry], inside)
             carry = [
                 _merge(going, [old, value], [0, 1]) for old, value in zip(carry, new, strict=True)
             ]
         unknown = [UNKNOWN] * len(carry)
-        self._trips(where, 1)
-        self._run(body, [*consts, *unknown], where.times(1, sure=False))
+        self._loop(where, 1)
+        self._run(body, [*consts, *unknown], where.times(1, sure=False, deeper=True))
         return unknown
 
-    def _trips(self, where: _Where, trips: Weight) -> None:
-        add(self.counts.loop_trips, where.stack[-1] if where.stack else "", where.weight * trips)
+    def _loop(self, where: _Where, trips: Weight) -> None:
+        scope = where.stack[-1] if where.stack else ""
+        self.counts.loop(scope, where.level, where.weight * trips, where.copies)
 
     def _program_id(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         return [self.axis(self.program_axes[eqn.params["axis"]])]

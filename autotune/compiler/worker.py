@@ -61,9 +61,9 @@ class Compiler:
             else:
                 schedules = self._schedules(task)
         except KernelError as error:
-            verdict = Verdict(status="failed", reason=str(error))
+            verdict = _refused_by_library(error) or Verdict(status="failed", reason=str(error))
         except _RefusedError as error:
-            verdict = Verdict(status="unsupported", reason=str(error))
+            verdict = Verdict(status="pruned", reason=str(error))
         except (Exception, SystemExit) as error:
             verdict = classify(error)
         finally:
@@ -91,6 +91,14 @@ class Compiler:
     def _empty_dump(self) -> None:
         for path in self._dump.iterdir():
             path.unlink(missing_ok=True)
+
+
+def _refused_by_library(error: KernelError) -> Verdict | None:
+    """`unsupported` where a kernel of JAX's refuses, while it is traced, what it does not do."""
+    if not isinstance(error.__cause__, NotImplementedError):
+        return None
+    verdict = classify(error.__cause__)
+    return verdict if verdict.status == "unsupported" else None
 
 
 class _RefusedError(Exception):

@@ -66,7 +66,7 @@ def operands(problem: Problem) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
     """q, k, v, do: standard normals; lse and di: what a forward pass on them leaves behind."""
-    return _inputs(key, operands(problem), **_attention_keywords(problem))  # type: ignore[no-any-return]
+    return draw_backward(key, operands(problem), **_attention_keywords(problem))  # type: ignore[no-any-return]
 
 
 def _attention_keywords(problem: Problem) -> dict[str, Any]:
@@ -78,20 +78,33 @@ def _attention_keywords(problem: Problem) -> dict[str, Any]:
     }
 
 
-@functools.partial(jax.jit, static_argnums=1, static_argnames=("scale", "soft_cap", "causal"))
-def _inputs(
+@functools.partial(
+    jax.jit,
+    static_argnums=1,
+    static_argnames=("scale", "soft_cap", "causal", "offset", "gain"),
+)
+def draw_backward(
     key: jax.Array,
     like: tuple[jax.ShapeDtypeStruct, ...],
     *,
     scale: float,
     soft_cap: float | None,
     causal: bool,
+    offset: int | None = None,
+    gain: float = 1.0,
 ) -> tuple[jax.Array, ...]:
+    """q, k, v, do: standard normals, q times `gain`; lse and di: what a forward pass on them gives.
+
+    `like`: these six, abstract. `causal` shows query i the keys up to i + `offset`, aligned
+    bottom-right unless given.
+    """
     keys = jax.random.split(key, 4)
     q, k, v, do = (
         jax.random.normal(each, a.shape, a.dtype) for each, a in zip(keys, like[:4], strict=True)
     )
-    group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    q = (q * gain).astype(q.dtype)
+    group = q.shape[1] // k.shape[1]
+    shift = k.shape[2] - q.shape[2] if offset is None else offset
     length = -(-q.shape[2] // _CHUNK) * _CHUNK
 
     def one_head(head: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -102,7 +115,8 @@ def _inputs(
             s = scale * jnp.dot(q.astype(jnp.float32), k.astype(jnp.float32).T, precision="highest")
             s = s if soft_cap is None else soft_cap * jnp.tanh(s / soft_cap)
             if causal:
-                seen = jnp.arange(k.shape[0])[None] <= first + offset + jnp.arange(_CHUNK)[:, None]
+                last = first + shift + jnp.arange(_CHUNK)[:, None]
+                seen = jnp.arange(k.shape[0])[None] <= last
                 s = jnp.where(seen, s, -jnp.inf)
             lse = jax.nn.logsumexp(s, axis=1)
             live = jnp.isfinite(lse)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,11 @@ from autotune.progress import Progress
 from autotune.row import Row
 from autotune.search.evaluate import Judge, Judged
 from autotune.search.space import Space
+
+Work = Callable[[Iterable[Candidate]], Iterator[tuple[Candidate, Compiled]]]
+Share = Callable[
+    [Sequence[Candidate], Work, Callable[[], bool]], Iterator[tuple[Candidate, Compiled]]
+]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,9 +88,12 @@ class Stages:
         ]
 
     def compile(
-        self, judge: Judge, total: int
+        self, judge: Judge, total: int, share: Share | None = None
     ) -> Callable[[Sequence[Judged], Callable[[], bool]], dict[Candidate, Row]]:
-        """An evaluation for `study.explore`: compiled evidence on a batch of survivors."""
+        """An evaluation for `study.explore`: compiled evidence on a batch of survivors.
+
+        With `share`, other sweeps do a part of it, and this one what it gets to do.
+        """
         self.progress.start(judge.problem.label, "compile", total)
         best_ms: float | None = None
 
@@ -96,7 +103,10 @@ class Stages:
             nonlocal best_ms
             by_candidate = {j.candidate: j for j in batch}
             rows: dict[Candidate, Row] = {}
-            for candidate, compiled in self._compiled(judge, by_candidate, out_of_time):
+            work = partial(self._compiled, judge, out_of_time=out_of_time)
+            wanted = list(by_candidate)
+            answers = work(wanted) if share is None else share(wanted, work, out_of_time)
+            for candidate, compiled in answers:
                 row = judge.compiled(by_candidate[candidate], compiled)
                 rows[candidate] = row
                 if row.status == "ok" and row.latency_compiled_ms is not None:
@@ -115,7 +125,7 @@ class Stages:
     ) -> Iterator[tuple[Candidate, Compiled]]:
         """The compiler's verdict on each candidate, from the cache where it is there.
 
-        Nothing more is begun once `out_of_time`.
+        Candidates are pulled as workers get free. Once `out_of_time` none is compiled any more.
         """
         cache = CompileCache(
             self.cache,
@@ -123,18 +133,23 @@ class Stages:
             timeout_s=self.pool.timeout_s,
             memory_limit_bytes=self.pool.memory_limit_bytes,
         )
-        waiting: list[Task] = []
-        for candidate in candidates:
-            task = Task(problem=judge.problem, candidate=candidate)
-            known = None if self.fresh else cache.get(task)
-            if known is None:
-                waiting.append(task)
-            else:
-                yield candidate, known
-        in_time = itertools.takewhile(lambda _: not out_of_time(), waiting)
-        for task, compiled in self.pool.run(in_time):
+        cached: list[tuple[Candidate, Compiled]] = []
+
+        def missing() -> Iterator[Task]:
+            for candidate in candidates:
+                task = Task(problem=judge.problem, candidate=candidate)
+                known = None if self.fresh else cache.get(task)
+                if known is not None:
+                    cached.append((candidate, known))
+                elif not out_of_time():
+                    yield task
+
+        for task, compiled in self.pool.run(missing()):
             cache.put(task, compiled)
             yield task.candidate, compiled
+            while cached:
+                yield cached.pop()
+        yield from cached
 
     def _fingerprint(self, source: str) -> str:
         """`kernel_fingerprint`, hashed once a sweep: what is edited meanwhile is the next one's."""
@@ -181,6 +196,5 @@ def _scope_counts(kernel: Kernel, problem: Problem, candidate: Candidate) -> dic
 
 def _modelled(judge: Judge, candidate: Candidate, answer: Compiled) -> Judged:
     if answer.program is None:
-        status = "pruned" if answer.status == "unsupported" else answer.status
-        return judge.rejected(candidate, status, answer.reason or "not traced")
+        return judge.rejected(candidate, answer.status, answer.reason or "not traced")
     return judge.modelled(candidate, answer.program)

@@ -7,10 +7,11 @@ import functools
 import hashlib
 import importlib.util
 import os
+from importlib import metadata
 from pathlib import Path
 
 from autotune.errors import UnknownNameError
-from autotune.kernels.registry import REGISTRY, place_of
+from autotune.kernels.registry import DISTRIBUTIONS, REGISTRY, place_of
 
 # What decides how a candidate is compiled and how its dump becomes a record.
 _RECORD_MODULES = (
@@ -30,6 +31,8 @@ _RECORD_MODULES = (
 
 def kernel_fingerprint(kernel: str) -> str:
     """Hash over the source of the kernel's module and of all of its own that it imports.
+
+    For another project's kernel (`registry.DISTRIBUTIONS`) the version of that is part of it.
 
     Its own are the modules of the same top-level package; beside a single-file module, those in the
     same folder. Imports inside functions count too. Nothing is imported. An edited kernel has
@@ -59,7 +62,10 @@ def kernel_fingerprint(kernel: str) -> str:
         if path is not None and path.is_relative_to(own):
             found[name] = path
             waiting += _imports(path, _stamp(path), name)
-    return _digest({name: _text(path) for name, path in found.items()})
+    texts = {name: _text(path) for name, path in found.items()}
+    if distribution := DISTRIBUTIONS.get(kernel.partition(".")[0] if ":" not in kernel else ""):
+        texts[f"version of {distribution}"] = _version(distribution)
+    return _digest(texts)
 
 
 def record_fingerprint() -> str:
@@ -67,6 +73,13 @@ def record_fingerprint() -> str:
     root = Path(__file__).parents[2]
     files = {name: root.joinpath(*name.split(".")).with_suffix(".py") for name in _RECORD_MODULES}
     return _digest({name: _text(path) for name, path in files.items()})
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        raise UnknownNameError("package", distribution, ()) from None
 
 
 def _own_folder(top: str) -> Path | None:

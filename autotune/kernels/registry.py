@@ -8,8 +8,20 @@ REGISTRY: dict[str, str] = {
     "flash_dq": "autotune.kernels.flash_dq",
     "flash_dkv": "autotune.kernels.flash_dkv",
     "splash": "autotune.kernels.splash",
+    "jax.splash": "autotune.kernels.jax_splash",
+    "jax.flash": "autotune.kernels.jax_flash:FLASH",
+    "jax.flash_dq": "autotune.kernels.jax_flash:FLASH_DQ",
+    "jax.flash_dkv": "autotune.kernels.jax_flash:FLASH_DKV",
+    "jax.matmul": "autotune.kernels.jax_matmul",
+    "jax.gmm": "autotune.kernels.jax_gmm",
+    "tokamax.splash": "autotune.kernels.tokamax_splash",
+    "tokamax.gmm": "autotune.kernels.tokamax_gmm",
 }
 """Kernel name -> its module, which holds it as `KERNEL`, or `module:ATTRIBUTE`."""
+
+DISTRIBUTIONS: dict[str, str] = {"tokamax": "tokamax"}
+"""Prefix of a kernel's name -> the installed package its source lies in, where that is neither
+this one nor jax; its version is part of the kernel's fingerprint."""
 
 
 def place_of(name: str) -> tuple[str, str]:

@@ -1,0 +1,50 @@
+"""The mask algebra as Tokamax's splash attention takes it, aligned as that does: top-left.
+
+Query i sits at position i, whatever the lengths; `masks.py` itself aligns bottom-right.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import numpy as np
+
+from autotune.kernels import masks, tokamax_library
+from autotune.kernels.masks import AllOf, Causal, Documents, Full, Intervals, Local, Mask
+
+MAX_DENSE = 2**28
+"""Documents have no form of their own there and are given as one bool a pair: 256 MiB at most."""
+
+
+@functools.lru_cache(maxsize=16)
+def rows_of(mask: Mask, q_len: int, kv_len: int) -> Intervals:
+    """The keys each query sees, top-left aligned. Raises ValueError for lengths too long."""
+    if max(q_len, kv_len) > masks.MAX_LENGTH:
+        raise ValueError(
+            f"masks go up to {masks.MAX_LENGTH} queries and keys, not {q_len} x {kv_len}"
+        )
+    return mask.intervals(np.arange(q_len, dtype=np.int64), kv_len)
+
+
+def tokamax_mask(mask: Mask, q_len: int, kv_len: int) -> Any:
+    """`mask` as one of Tokamax's. Raises ValueError for documents of too many pairs."""
+    library = tokamax_library.module(tokamax_library.SPLASH + "splash_attention_mask")
+    shape = (q_len, kv_len)
+    if isinstance(mask, Full):
+        return library.FullMask(shape)
+    if isinstance(mask, Causal):
+        return library.CausalMask(shape, offset=mask.offset)
+    if isinstance(mask, Local):
+        return library.LocalMask(shape, window_size=(mask.left, mask.right), offset=0)
+    if isinstance(mask, Documents):
+        if q_len * kv_len > MAX_DENSE:
+            raise ValueError(
+                f"documents over {q_len} x {kv_len} pairs; Tokamax takes them as a dense mask, of "
+                f"at most {MAX_DENSE} pairs here"
+            )
+        return library.NumpyMask(rows_of(mask, q_len, kv_len).dense())
+    parts = [tokamax_mask(part, q_len, kv_len) for part in mask.parts]
+    joined = operator.and_ if isinstance(mask, AllOf) else operator.or_
+    return functools.reduce(joined, parts)

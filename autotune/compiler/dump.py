@@ -214,9 +214,9 @@ def _read_bundles(text: str, device: Device) -> Iterator[_Bundle]:
 
 
 def _owners(bundles: list[_Bundle]) -> list[tuple[str, int]]:
-    """Per bundle the innermost scope and its start's loop depth. Every end closes the nearest open start of its name.
+    """Per bundle the innermost scope, and the loop depth of its start.
 
-    The compiler may move or drop a marker. An end without a start is ignored; a start without an
+    Every end closes the nearest open start of its name. The compiler may move or drop a marker. An end without a start is ignored; a start without an
     end holds until its loop is left or the scope around it ends, never to the end of the text.
     """
     closed = _closed_starts(bundles)

@@ -71,10 +71,9 @@ def _marked_body(body: Any, grid_mapping: Any) -> tuple[Any, str]:
     names: dict[int, list[tuple[Region, str]]] = {}
     for region, word in zip(found, words(found, authors), strict=True):
         names.setdefault(id(region.jaxpr), []).append((region, word))
-    if authors:
-        how = BOTH if found else NAMED
-    else:
-        how = MARKED if found else PLAIN
+    how = {(True, True): BOTH, (True, False): NAMED, (False, True): MARKED}.get(
+        (bool(authors), bool(found)), PLAIN
+    )
     done: dict[int, tuple[Any, Any]] = {}
 
     def renamed(jaxpr: Any) -> Any:

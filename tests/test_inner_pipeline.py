@@ -13,18 +13,19 @@ from jax.experimental.pallas import tpu as pltpu
 
 from autotune import device as devices
 from autotune.call_record import PallasCall, Program
+from autotune.candidate import Config
 from autotune.cost_model import model_latency, vmem_bill
 from autotune.kernels import matmul as module
 from autotune.kernels.base import make_problem
 from autotune.pallas_call import trace
 
 CHIP = devices.get("tpu7x")
-X = jax.ShapeDtypeStruct((1000, 2048), jnp.bfloat16)
+X = module.abstract((1000, 2048), jnp.bfloat16)
 
 
 def traced(buffers: int) -> PallasCall:
     p = make_problem(module.KERNEL, device="tpu7x", shape={"m": 1000, "k": 2060, "n": 512})
-    config = {
+    config: Config = {
         "bm": 256, "bk": 512, "bn": 256, "grid_order": "nm", "buffers": buffers,
         "vmem_limit_bytes": None,
     }  # fmt: skip
@@ -100,4 +101,5 @@ def test_a_kernel_of_several_pipelines_is_read_as_loops_of_copies_as_before() ->
 
 def test_tracing_leaves_jax_as_it_was() -> None:
     traced(3)
-    assert not jax.config.jax_use_emit_pipeline_primitive
+    config: Any = jax.config
+    assert not config.jax_use_emit_pipeline_primitive

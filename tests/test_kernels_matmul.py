@@ -187,8 +187,8 @@ FAULTS = {
     ),
     "rows of x by the column block": (
         "matmul",
-        'in_specs=[spec((b.bm, b.bk), "mk", b.buffers)',
-        'in_specs=[spec((b.bm, b.bk), "nk", b.buffers)',
+        '[spec((b.bm, b.bk), "mk", b.buffers)',
+        '[spec((b.bm, b.bk), "nk", b.buffers)',
     ),
 }
 

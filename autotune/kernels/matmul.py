@@ -10,7 +10,7 @@ step only, so the steady step carries no mask.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -162,56 +162,25 @@ def _kernel(
             z_ref[...] = EPILOGUES[epilogue](acc).astype(z_ref.dtype)
 
 
-def _in_call_pipeline(
-    body: Callable[..., None], *, grid: tuple[int, ...], in_specs: list[pl.BlockSpec],
-    out_spec: pl.BlockSpec, out_shape: jax.ShapeDtypeStruct, accumulator: Any,
-    vmem_limit_bytes: int | None,
-) -> Callable[..., Any]:  # fmt: skip
-    """`body` over `grid`, its windows copied by `pallas_call`."""
-    return pl.pallas_call(
-        body,
-        name="matmul",
-        grid=grid,
-        in_specs=in_specs,
-        out_specs=out_spec,
-        out_shape=out_shape,
-        scratch_shapes=[accumulator],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit_bytes,
-        ),
-    )
-
-
 def _in_own_pipeline(
-    body: Callable[..., None], *, grid: tuple[int, ...], in_specs: list[pl.BlockSpec],
-    out_spec: pl.BlockSpec, out_shape: jax.ShapeDtypeStruct, accumulator: Any,
-    vmem_limit_bytes: int | None,
-) -> Callable[..., Any]:  # fmt: skip
-    """The same, its windows copied from operands in HBM by a pipeline within the kernel.
+    body: Callable[..., None],
+    grid: tuple[int, ...],
+    in_specs: Sequence[pl.BlockSpec],
+    out_spec: Any,
+) -> Callable[..., None]:
+    """The same kernel on operands in HBM, over `grid` within a single step on one core of a chip.
 
-    That pipeline takes as many buffers as it is given, and runs on one core of a chip.
+    Its windows take as many buffers as their specs say.
     """
 
     def kernel(x_ref: Any, y_ref: Any, z_ref: Any, acc_ref: Any) -> None:
-        pipeline = pltpu.emit_pipeline(
-            lambda x, y, z: body(x, y, z, acc_ref),
-            grid=grid,
-            in_specs=in_specs,
-            out_specs=[out_spec],
-        )
+        def step(x: Any, y: Any, z: Any) -> None:
+            body(x, y, z, acc_ref)
+
+        pipeline = pltpu.emit_pipeline(step, grid=grid, in_specs=in_specs, out_specs=[out_spec])
         pipeline(x_ref, y_ref, z_ref)
 
-    hbm = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
-    return pl.pallas_call(
-        kernel,
-        name="matmul",
-        in_specs=[hbm, hbm],
-        out_specs=hbm,
-        out_shape=out_shape,
-        scratch_shapes=[accumulator],
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
-    )
+    return kernel
 
 
 def matmul(
@@ -259,18 +228,27 @@ def matmul(
         if transpose_rhs
         else spec((b.bk, b.bn), "kn", b.buffers)
     )
-    body = functools.partial(
+    body: Any = functools.partial(
         _kernel, k=k, k_steps=k_steps, epilogue=epilogue, transpose_rhs=transpose_rhs
     )
-    run = _in_own_pipeline if b.buffers > MOST_WINDOW_BUFFERS else _in_call_pipeline
-    call = run(
+    grid: tuple[int, ...] = (*(outer if m_outer else outer[::-1]), k_steps)
+    in_specs, out_spec = [spec((b.bm, b.bk), "mk", b.buffers), y_spec], spec((b.bm, b.bn), "mn")
+    semantics: Any = ("parallel", "parallel", "arbitrary")
+    if b.buffers > MOST_WINDOW_BUFFERS:
+        body = _in_own_pipeline(body, grid, in_specs, out_spec)
+        hbm = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
+        grid, in_specs, out_spec, semantics = (), [hbm, hbm], hbm, None
+    call = pl.pallas_call(
         body,
-        grid=(*(outer if m_outer else outer[::-1]), k_steps),
-        in_specs=[spec((b.bm, b.bk), "mk", b.buffers), y_spec],
-        out_spec=spec((b.bm, b.bn), "mn"),
+        name="matmul",
+        grid=grid,
+        in_specs=in_specs,
+        out_specs=out_spec,
         out_shape=abstract((m, n), out_dtype or default_out_dtype(common)),
-        accumulator=pltpu.VMEM((b.bm, b.bn), accumulator_dtype(common)),
-        vmem_limit_bytes=b.vmem_limit_bytes,
+        scratch_shapes=[pltpu.VMEM((b.bm, b.bn), accumulator_dtype(common))],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=semantics, vmem_limit_bytes=b.vmem_limit_bytes
+        ),
     )
     return call(x, y)  # type: ignore[no-any-return]
 

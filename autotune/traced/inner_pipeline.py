@@ -31,12 +31,13 @@ _EVERY_STEP = ("ep_copy_in", "ep_wait_in", "ep_run_kernel", "ep_copy_out", "ep_w
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """While this lasts, traced pipelines stay one equation each."""
-    before = getattr(jax.config, _FLAG)
-    jax.config.update(_FLAG, True)
+    config: Any = jax.config
+    before = getattr(config, _FLAG)
+    config.update(_FLAG, True)
     try:
         yield
     finally:
-        jax.config.update(_FLAG, before)
+        config.update(_FLAG, before)
 
 
 @dataclass(frozen=True, slots=True)

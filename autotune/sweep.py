@@ -1,4 +1,4 @@
-"""The pipeline: problems → candidates → model → compile → leaderboard."""
+"""The pipeline: problems → candidates → model → compile → measure → leaderboard."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import leaderboard
+from autotune.candidate import Candidate
 from autotune.compiler import environment
 from autotune.config import Config, ProblemSpec
+from autotune.device import Device
 from autotune.errors import InputError, NoCompilerError, NoTpuError
 from autotune.kernels import base
 from autotune.leaderboard import Board
+from autotune.measure.replay import Replay
 from autotune.problem import Problem
 from autotune.progress import Progress
+from autotune.row import EVIDENCE, Row
+from autotune.search import crew as crews
+from autotune.search import shared
+from autotune.search.crew import Crew
+from autotune.search.evaluate import Judge, Judged
+from autotune.search.order import time_survivors
 from autotune.search.prune import Stages
 from autotune.search.space import Space
 from autotune.search.space import of as space_of
@@ -29,8 +38,11 @@ class Plan:
     Attributes:
       until: last stage, `model`, `compile` or `measure`; None for as far as the machine can.
       jobs: worker processes; None for the pool's own choice.
-      timeout_s: what one candidate may take to trace and compile.
-      fresh: ignore cached evidence and stored leaderboards.
+      timeout_s: what one candidate may take to trace and compile, and again to be measured.
+      fresh: ignore cached evidence, stored leaderboards and finished trials.
+      storage: URL of the storage shared with other sweeps; None for one of its own.
+      replay: recorded measurements that answer for a TPU.
+      timer: `device` or `host`.
     """
 
     until: str | None
@@ -41,6 +53,39 @@ class Plan:
     trials: int | None = None
     seconds: float | None = None
     fresh: bool = False
+    storage: str | None = None
+    replay: Path | None = None
+    timer: str = "device"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """One problem on its way down the pipeline."""
+
+    spec: ProblemSpec
+    space: Space
+    judge: Judge
+    rows: dict[Candidate, Row]
+
+    @property
+    def survivors(self) -> list[Judged]:
+        """The `ok` candidates of the strongest evidence there is."""
+        usable = {c: row for c, row in self.rows.items() if row.status == "ok"}
+        strongest = max((EVIDENCE.index(row.evidence) for row in usable.values()), default=0)
+        return [
+            Judged(candidate=candidate, row=row)
+            for candidate, row in usable.items()
+            if EVIDENCE.index(row.evidence) == strongest
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reach:
+    """The last stage of a sweep here, whether it compiles before, and the TPU it times on."""
+
+    last: str
+    compiles: bool
+    attached: Device | None
 
 
 def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board]:
@@ -48,17 +93,36 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
 
     Raises:
       NoCompilerError, NoTpuError: a stage was asked for that this machine cannot run.
-      InputError: the results directory cannot be written.
+      InputError: the results directory, the storage or the recording cannot be used.
     """
     leaderboard.check_writable(plan.results)
-    compiling = _reach(plan, progress) == "compile"
-    spaces = _spaces(configs, progress)
-    with Stages.open(jobs=plan.jobs, timeout_s=plan.timeout_s, fresh=plan.fresh,
-                     progress=progress) as stages:  # fmt: skip
-        return [_sweep(spec, space, plan, stages, compiling=compiling) for spec, space in spaces]
+    replay = None if plan.replay is None else Replay(plan.replay)
+    reach = _reach(plan, progress)
+    spaces = _spaces(configs, replay, progress)
+    with (
+        crews.gathered(
+            storage_url=None if reach.last == "model" else plan.storage,
+            results=plan.results,
+            replay=replay if reach.last == "measure" else None,
+            attached=reach.attached,
+            timer=plan.timer,
+            timeout_s=plan.timeout_s,
+            progress=progress,
+        ) as crew,
+        Stages.open(
+            jobs=plan.jobs, timeout_s=plan.timeout_s, fresh=plan.fresh, progress=progress
+        ) as stages,
+    ):
+        crew.announce([spec.problem for spec, _ in spaces])
+        works = (_compiled(spec, space, plan, stages, crew, reach) for spec, space in spaces)
+        # A host that can time nothing does all of its own work before it waits for those that can.
+        ready = works if crew.times else list(works)
+        return [_measured(work, plan, stages, crew, reach) for work in ready]
 
 
-def _spaces(configs: Sequence[Config], progress: Progress) -> list[tuple[ProblemSpec, Space]]:
+def _spaces(
+    configs: Sequence[Config], replay: Replay | None, progress: Progress
+) -> list[tuple[ProblemSpec, Space]]:
     """Each distinct problem with its space, all made before the first candidate is judged."""
     specs: dict[Problem, ProblemSpec] = {}
     for config in configs:
@@ -74,31 +138,49 @@ def _spaces(configs: Sequence[Config], progress: Progress) -> list[tuple[Problem
                     f"{spec.where}: the same problem with another space or budget is at "
                     f"{first.where}"
                 )
-    return [(spec, space_of(spec)) for spec in specs.values()]
+    spaces = {spec.problem.key: space_of(spec) for spec in specs.values()}
+    if replay is not None:
+        spaces = {p.key: spaces[p.key].joined(replay.samples(p)) for p in specs}
+    return [(spec, spaces[spec.problem.key]) for spec in specs.values()]
 
 
-def _sweep(
-    spec: ProblemSpec, space: Space, plan: Plan, stages: Stages, *, compiling: bool
-) -> Board:
+def _compiled(
+    spec: ProblemSpec, space: Space, plan: Plan, stages: Stages, crew: Crew, reach: _Reach
+) -> _Work:
     kernel = base.load(spec.problem.kernel)
     judge = stages.judge(kernel, spec.problem)
     judged = stages.model(judge, space)
     rows = {j.candidate: j.row for j in judged}
-    if compiling:
-        budget = Budget(
-            trials=plan.trials or spec.trials or DEFAULT_TRIALS,
-            seconds=plan.seconds or spec.seconds,
+    if reach.compiles:
+        survivors, budget = [j for j in judged if j.survives], _budget(spec, plan)
+        with shared.compiling(
+            stages, judge, space, survivors, trials=budget.trials,
+            fleet=crew.fleet if crew.shares_compiling else None,
+        ) as evaluate:  # fmt: skip
+            rows |= explore(
+                survivors, evaluate, budget=budget, seed=plan.seed,
+                first=frozenset(crew.recorded(spec.problem)),
+            )  # fmt: skip
+    return _Work(spec=spec, space=space, judge=judge, rows=rows)
+
+
+def _measured(work: _Work, plan: Plan, stages: Stages, crew: Crew, reach: _Reach) -> Board:
+    """The leaderboard, with measured rows where anything could be timed."""
+    problem, rows = work.spec.problem, work.rows
+    if reach.last == "measure" and crew.fleet is not None:
+        survivors, budget = (
+            crew.measurable(problem, work.survivors, stages.progress),
+            _budget(work.spec, plan),
         )
-        survivors = [j for j in judged if j.survives]
-        rows |= explore(
-            survivors,
-            stages.compile(judge, min(len(survivors), budget.trials)),
-            budget=budget,
-            seed=plan.seed,
-        )
-    path = leaderboard.path_of(plan.results, spec.problem.device, kernel.name, spec.problem.key)
+        with shared.measuring(
+            stages, work.judge, work.space, survivors, trials=budget.trials, fleet=crew.fleet,
+            measurer=crew.measurer(problem), source=crew.source,
+        ) as evaluate:  # fmt: skip
+            rows |= time_survivors(survivors, evaluate, budget=budget, seed=plan.seed)
+        crew.fleet.measured(problem.key)
+    kernel = base.load(problem.kernel)
     return leaderboard.merge(
-        path,
+        leaderboard.path_of(plan.results, problem.device, kernel.name, problem.key),
         list(rows.values()),
         flop_convention=kernel.flop_convention,
         replace_stored=plan.fresh,
@@ -106,16 +188,33 @@ def _sweep(
     )
 
 
-def _reach(plan: Plan, progress: Progress) -> str:
-    """The last stage to run here: `model` or `compile`."""
+def _budget(spec: ProblemSpec, plan: Plan) -> Budget:
+    return Budget(
+        trials=plan.trials or spec.trials or DEFAULT_TRIALS,
+        seconds=plan.seconds or spec.seconds,
+    )
+
+
+def _reach(plan: Plan, progress: Progress) -> _Reach:
+    """How far this sweep goes here."""
     obstacle = environment.unavailable()
-    if plan.until == "measure":
-        raise NoTpuError(
-            "--until measure needs a TPU attached to this machine, and there is none; "
-            "use --until compile"
-        )
     if plan.until == "compile" and obstacle:
         raise NoCompilerError(f"--until compile is not possible here: {obstacle}")
-    if plan.until is None and obstacle:
-        progress.note(f"autotune: {obstacle}; this sweep ends at model evidence")
-    return "model" if obstacle else plan.until or "compile"
+    measures = plan.until in (None, "measure")
+    attached = crews.attached_tpu() if measures and plan.replay is None else None
+    if plan.until == "measure" and not (plan.replay or attached):
+        raise NoTpuError(
+            "--until measure needs a TPU attached to this machine, and there is none; "
+            "use --until compile, or --replay FILE"
+        )
+    compiles = plan.until != "model" and not obstacle
+    timed = measures and bool(plan.replay or attached or plan.storage)
+    last = "measure" if timed else "compile" if compiles else "model"
+    if measures and obstacle:
+        end = (
+            "candidates are timed in the model's order"
+            if timed
+            else "this sweep ends at model evidence"
+        )
+        progress.note(f"autotune: {obstacle}; {end}")
+    return _Reach(last=last, compiles=compiles, attached=attached)

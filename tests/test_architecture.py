@@ -19,7 +19,8 @@ LAYERS = {
     "call_record": 1, "evidence": 1, "traced": 2, "vmem_model": 2,
     "compiler": 3, "measure": 3, "search.evaluate": 3, "search.prune": 3, "search.space": 3,
     "calibration": 4, "explain": 4, "export": 4, "gate": 4, "lookup": 4, "report": 4, "stale": 4,
-    "search.study": 4,
+    "search.crew": 4, "search.fleet": 4, "search.ledger": 4, "search.order": 4, "search.shared": 4,
+    "search.storage": 4, "search.study": 4, "search.tpe": 4,
     "sweep": 5,
     "__main__": 6, "cli": 6, "tune": 6,
 }  # fmt: skip

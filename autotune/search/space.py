@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,13 @@ class Space:
 
     legal: tuple[Candidate, ...]
     illegal: tuple[Illegal, ...] = ()
+
+    def joined(self, more: Iterable[Candidate]) -> Space:
+        """This space with legal candidates from elsewhere, each once."""
+        known = {*self.legal, *(i.candidate for i in self.illegal)}
+        return Space(
+            legal=(*self.legal, *(c for c in more if c not in known)), illegal=self.illegal
+        )
 
 
 def of(spec: ProblemSpec) -> Space:
@@ -191,3 +198,20 @@ def _none_left(overrides: Overrides, reasons: Mapping[str, str | None]) -> str:
     first = next(iter(reasons.values()), None) or "a tunable has no values"
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return f"space: leaves no legal candidate: {given}: {first}{more}"
+
+
+def recorded(problem: Problem, config: Config) -> Candidate | None:
+    """The candidate of a config written elsewhere; None where it is none, or illegal here."""
+    from autotune import overrides
+    from autotune.kernels import base
+
+    device, kernel = devices.get(problem.device), base.load(problem.kernel)
+    if config.keys() != base.ask(kernel, "tunables", kernel.tunables, problem, device).keys():
+        return None
+    try:
+        overrides.checked(kernel, problem, device, config)
+        candidate = Candidate.of(base.ask(kernel, "canonical", kernel.canonical, problem, config))
+    except (InputError, KernelError, TypeError):
+        return None
+    illegal = base.ask(kernel, "illegal", kernel.illegal, problem, candidate.config, device)
+    return candidate if illegal is None else None

@@ -1,7 +1,7 @@
 """Which survivors are worth an expensive evaluation: all of them, or Optuna's choice.
 
-The only user of Optuna. Candidates are asked and told in batches of a fixed size, whatever
-the number of workers and the order in which they finish: same seed, same candidates.
+Candidates are asked and told in batches of a fixed size, whatever the number of workers, of hosts
+that share them, and the order in which they finish: same seed, same candidates.
 """
 
 from __future__ import annotations
@@ -10,19 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from autotune.candidate import Candidate, Scalar
+from autotune.candidate import Candidate
 from autotune.row import Row
 from autotune.search.evaluate import Judged
-
-if TYPE_CHECKING:
-    import optuna
+from autotune.search.tpe import Tpe
 
 BATCH = 8
-REASKS = 4
-"""How often a point outside the survivors or already known is asked again before the model's
-next best is taken instead."""
 
 Evaluate = Callable[[Sequence[Judged], Callable[[], bool]], dict[Candidate, Row]]
 """`(batch, out_of_time) -> rows`: of the whole batch, or of what was begun before time was out."""
@@ -37,19 +31,26 @@ class Budget:
 
 
 def explore(
-    survivors: Sequence[Judged], evaluate: Evaluate, *, budget: Budget, seed: int
+    survivors: Sequence[Judged],
+    evaluate: Evaluate,
+    *,
+    budget: Budget,
+    seed: int,
+    first: frozenset[Candidate] = frozenset(),
 ) -> dict[Candidate, Row]:
     """Rows of the survivors evaluated within `budget`; the default and the model's best first.
+
+    Those of `first`, which only a recording can time, come before them all.
 
     A space no larger than `budget.trials` is exhausted. In a larger one, half the trials follow
     the model's order and the rest are TPE's, over the positions of the tunables' values. The first
     candidate, the default where it survived, is evaluated whatever `budget.seconds` says.
     """
-    search = _Search(survivors, evaluate, budget)
+    search = Search(_model_order(survivors, first), evaluate, budget)
     exhaustive = len(search.order) <= budget.trials
-    first = search.order if exhaustive else search.order[: max(1, budget.trials // 2)]
-    for start in range(0, len(first), BATCH):
-        search.run(first[start : start + BATCH])
+    wanted = sum(j.candidate in first for j in search.order)
+    count = wanted + max(1, (budget.trials - wanted) // 2)
+    search.run(search.order if exhaustive else search.order[:count])
     if not exhaustive and search.room():
         _continue_with_tpe(search, seed)
     while not search.usable() and search.room() and (judged := search.next_best(())):
@@ -57,11 +58,11 @@ def explore(
     return search.rows
 
 
-class _Search:
+class Search:
     """The candidates known so far, and the budget they used."""
 
-    def __init__(self, survivors: Sequence[Judged], evaluate: Evaluate, budget: Budget) -> None:
-        self.order = _model_order(survivors)
+    def __init__(self, order: Sequence[Judged], evaluate: Evaluate, budget: Budget) -> None:
+        self.order = order
         self.rows: dict[Candidate, Row] = {}
         self._evaluate = evaluate
         self._budget = budget
@@ -101,14 +102,20 @@ class _Search:
             found = self._evaluate(part, self.out_of_time)
             self.rows |= {j.candidate: found[j.candidate] for j in part if j.candidate in found}
 
+    def latencies_ms(self) -> dict[Candidate, float | None]:
+        """What is known; None for a candidate that failed."""
+        return {candidate: objective_ms(row) for candidate, row in self.rows.items()}
+
     def next_best(self, taken: Iterable[Candidate]) -> Judged | None:
         """The model's best candidate not known and not in `taken`."""
         known = self.rows.keys() | set(taken)
         return next((j for j in self.order if j.candidate not in known), None)
 
 
-def _model_order(survivors: Sequence[Judged]) -> list[Judged]:
-    """The default, then the model's order with one of each set of twins before any second one.
+def _model_order(survivors: Sequence[Judged], first: frozenset[Candidate]) -> list[Judged]:
+    """Those of `first`, the default, then the model's order.
+
+    One of each set of twins comes before any second one.
 
     Twins are candidates that the model cannot tell apart, as two VMEM limits that both suffice:
     trying one of them says most of what trying the others would. The one that leaves most to the
@@ -124,105 +131,34 @@ def _model_order(survivors: Sequence[Judged]) -> list[Judged]:
         row = judged.row
         latency_ms = float("inf") if row.latency_model_ms is None else row.latency_model_ms
         twins = (latency_ms, row.hbm_bytes, row.dma_count, row.grid_steps, row.executed_flops)
-        keyed.append(((not judged.candidate.is_default, seen[twins], latency_ms), judged))
+        late = judged.candidate not in first
+        keyed.append(((late, not judged.candidate.is_default, seen[twins], latency_ms), judged))
         seen[twins] += 1
     return [judged for _, judged in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def _continue_with_tpe(search: _Search, seed: int) -> None:
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    axes = _axes(search.order)
-    study = optuna.create_study(
-        direction="minimize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
-    )
+def _continue_with_tpe(search: Search, seed: int) -> None:
+    tpe = Tpe((j.candidate for j in search.order), seed)
     by_candidate = {j.candidate: j for j in search.order}
-    for candidate, row in search.rows.items():
-        study.add_trial(_known_trial(optuna, axes, candidate, row))
+    tpe.tell(search.latencies_ms())
     while room := search.room():
-        asked = _ask(study, axes, search, by_candidate, min(BATCH, room))
+        count = min(BATCH, room)
+        asked = tpe.ask(count, closed=search.rows)
+        while len(asked) < count and (judged := search.next_best(asked)):
+            asked.append(judged.candidate)
         if not asked:
             return
-        search.run([judged for judged, _ in asked])
-        for judged, trial in asked:
-            known = search.rows.get(judged.candidate)
-            if trial is None and known is not None:
-                study.add_trial(_known_trial(optuna, axes, judged.candidate, known))
-            elif trial is not None:
-                _tell(optuna, study, trial, known)
+        search.run([by_candidate[candidate] for candidate in asked])
+        known = search.latencies_ms()
+        tpe.tell({c: known[c] for c in asked if c in known})
 
 
-def _ask(
-    study: optuna.Study,
-    axes: dict[str, list[Scalar]],
-    search: _Search,
-    by_candidate: dict[Candidate, Judged],
-    count: int,
-) -> list[tuple[Judged, Any]]:
-    """Up to `count` new survivors with their trial (None: taken in the model's order)."""
-    asked: dict[Candidate, tuple[Judged, Any]] = {}
-    for _ in range(count * REASKS):
-        if len(asked) == count:
-            break
-        trial = study.ask()
-        point = {n: v[trial.suggest_int(n, 0, len(v) - 1)] for n, v in axes.items()}
-        judged = by_candidate.get(Candidate.of(point))
-        if judged is None or judged.candidate in search.rows or judged.candidate in asked:
-            study.tell(trial, state=_fail_state())
-            continue
-        asked[judged.candidate] = (judged, trial)
-    while len(asked) < count:
-        judged = search.next_best(asked)
-        if judged is None:
-            break
-        asked[judged.candidate] = (judged, None)
-    return list(asked.values())
-
-
-def _fail_state() -> Any:
-    from optuna.trial import TrialState
-
-    return TrialState.FAIL
-
-
-def _axes(survivors: Sequence[Judged]) -> dict[str, list[Scalar]]:
-    """Tunable -> its values among the survivors, in a fixed order."""
-    values: dict[str, dict[str, Scalar]] = {}
-    for judged in survivors:
-        for name, value in judged.candidate.items:
-            values.setdefault(name, {})[repr(value)] = value
-    return {n: sorted(v.values(), key=_value_order) for n, v in sorted(values.items())}
-
-
-def _value_order(value: Scalar) -> tuple[str, float, str]:
-    numeric = isinstance(value, int | float)
-    return (type(value).__name__, float(value) if numeric else 0.0, str(value))  # type: ignore[arg-type]
-
-
-def _known_trial(optuna: Any, axes: dict[str, list[Scalar]], candidate: Candidate, row: Row) -> Any:
-    config = candidate.config
-    latency_ms = _objective_ms(row)
-    return optuna.trial.create_trial(
-        params={n: v.index(config[n]) for n, v in axes.items()},
-        distributions={
-            n: optuna.distributions.IntDistribution(0, len(v) - 1) for n, v in axes.items()
-        },
-        value=latency_ms,
-        state=_fail_state() if latency_ms is None else optuna.trial.TrialState.COMPLETE,
-    )
-
-
-def _tell(optuna: Any, study: optuna.Study, trial: Any, row: Row | None) -> None:
-    latency_ms = None if row is None else _objective_ms(row)
-    if latency_ms is None:
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    else:
-        study.tell(trial, latency_ms)
-
-
-def _objective_ms(row: Row) -> float | None:
+def objective_ms(row: Row) -> float | None:
     """A finite positive latency, or None: a failure must never look like a fast candidate."""
-    latency_ms = row.latency_compiled_ms
+    latency_ms = {
+        "model": row.latency_model_ms,
+        "compiled": row.latency_compiled_ms,
+        "measured": row.latency_measured_ms,
+    }[row.evidence]
     usable = row.status == "ok" and latency_ms is not None and 0 < latency_ms < float("inf")
     return latency_ms if usable else None

@@ -12,6 +12,8 @@ REGISTRY: dict[str, str] = {
     "jax.flash": "autotune.kernels.jax_flash:FLASH",
     "jax.flash_dq": "autotune.kernels.jax_flash:FLASH_DQ",
     "jax.flash_dkv": "autotune.kernels.jax_flash:FLASH_DKV",
+    "jax.paged_attention": "autotune.kernels.jax_paged",
+    "jax.ragged_paged_attention": "autotune.kernels.jax_ragged",
     "jax.matmul": "autotune.kernels.jax_matmul",
     "jax.gmm": "autotune.kernels.jax_gmm",
     "tokamax.splash": "autotune.kernels.tokamax_splash",

@@ -78,9 +78,12 @@ class XlaOp:
 
     Attributes:
       name, opcode: as in the module; an asynchronous pair is one op under its start's name.
-      bytes_read, bytes_written: of one run, from the shapes in their layouts, tiling padded.
+      bytes_read, bytes_written: HBM bytes of one run, from the shapes in their layouts, tiling
+        padded; of an operand that is only sliced or updated, the slice.
       estimated_cycles: XLA's own figure for one run; None where it gives none.
       repeats: runs in one run of the program (loops around it).
+      vmem_bytes: bytes read and written of values that XLA keeps in VMEM.
+      asynchronous: it is started and awaited apart, and may overlap what runs between.
     """
 
     name: str
@@ -89,6 +92,8 @@ class XlaOp:
     bytes_written: int
     estimated_cycles: int | None
     repeats: int = 1
+    vmem_bytes: int = 0
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

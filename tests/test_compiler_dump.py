@@ -108,6 +108,21 @@ def test_loop_depth_is_that_of_most_bundles_of_the_scope():
     assert scopes[""].loop_depth == 1
 
 
+def test_what_lies_in_a_loop_inside_a_scope_is_told_from_what_runs_once():
+    inner = parsed().scopes["inner-1/x<y>"]
+    (loop,) = inner.loops
+    assert (loop.bundles, loop.mxu_rows, loop.spill_stores, loop.loop_depth) == (1, 8, 3, 2)
+    outside = inner.outside_loops()
+    assert (outside.bundles, outside.mxu_rows, outside.spill_stores) == (4, 0, 0)
+    assert parsed().scopes["outer step"].loops == (), "the loop belongs to the innermost scope"
+    whole = parsed(bundles=BUNDLES.replace("TraceMeStart(inner-1/x<y>) [", "["))
+    assert [loop.bundles for loop in whole.scopes["outer step"].loops] == [1]
+    unmarked = parsed(bundles=BUNDLES.replace("TraceMe", "Other"))
+    assert [loop.bundles for loop in unmarked.scopes[""].loops] == [1], "the grid's own is none"
+    no_grid = parsed(bundles=BUNDLES.replace("iteration index, stage", "no loop"))
+    assert [loop.bundles for loop in no_grid.scopes["inner-1/x<y>"].loops] == [1]
+
+
 def test_a_text_without_a_grid_loop_is_the_body_of_one_step():
     schedule = parsed(bundles=BUNDLES.replace("iteration index, stage", "no loop"))
     assert schedule.prologue_bundles == 0

@@ -216,8 +216,9 @@ def _read_bundles(text: str, device: Device) -> Iterator[_Bundle]:
 def _owners(bundles: list[_Bundle]) -> list[tuple[str, int]]:
     """Per bundle the innermost scope, and the loop depth of its start.
 
-    Every end closes the nearest open start of its name. The compiler may move or drop a marker. An end without a start is ignored; a start without an
-    end holds until its loop is left or the scope around it ends, never to the end of the text.
+    Every end closes the nearest open start of its name. The compiler may move or drop a marker.
+    An end without a start is ignored; a start without an end holds until its loop is left or the
+    scope around it ends, never to the end of the text.
     """
     closed = _closed_starts(bundles)
     open_scopes: list[tuple[str, int, bool]] = []  # (name, depth, has an end)
@@ -256,8 +257,14 @@ def _scope_use(
     loops = []
     for level in range(1, max(levels, default=0) + 1):
         inside = [i for i, own in enumerate(levels) if own == level]
-        picked = ([column[i] for i in inside] for column in (use, rows, depths))
-        loops.append(_total_use(units, *picked))
+        loops.append(
+            _total_use(
+                units,
+                [use[i] for i in inside],
+                [rows[i] for i in inside],
+                [depths[i] for i in inside],
+            )
+        )
     return replace(_total_use(units, use, rows, depths), loops=tuple(loops))
 
 

@@ -18,6 +18,7 @@ _RECORD_MODULES = (
     "autotune.call_record",
     "autotune.compiler.dump",
     "autotune.compiler.environment",
+    "autotune.compiler.hlo",
     "autotune.evidence",
     "autotune.compiler.process",
     "autotune.compiler.program",
@@ -26,6 +27,10 @@ _RECORD_MODULES = (
     "autotune.compiler.worker",
     "autotune.device",
     "autotune.kernels.base",
+    "autotune.traced.capture",
+    "autotune.traced.jaxprs",
+    "autotune.traced.marking",
+    "autotune.traced.regions",
 )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.compiler.dump import DumpError, parse_schedule, parse_spilled_bytes
+from autotune.compiler.hlo import computation_lines
 from autotune.device import Device
 from autotune.evidence import Schedule
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(
     r"\b(?:body|condition|to_apply|calls|\w+_computations?)=(?:(%[\w.\-]+)|\{([^}]*)\})"
 )
@@ -29,15 +29,7 @@ def kernel_instructions(hlo_text: str) -> list[str]:
     XLA's own fusions and copies are left out. Names are those of the dump files: the call's own
     with a number, e.g. `matmul.1`.
     """
-    bodies: dict[str, list[str]] = {}
-    entry, current = "", None
-    for line in hlo_text.splitlines():
-        head = _COMPUTATION.match(line)
-        if head:
-            current = bodies.setdefault(head[2], [])
-            entry = head[2] if head[1] else entry
-        elif current is not None:
-            current.append(line)
+    entry, bodies = computation_lines(hlo_text)
     seen: list[str] = []
     _walk(entry, bodies, seen, set())
     return seen

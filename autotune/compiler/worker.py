@@ -22,13 +22,14 @@ from autotune import device as devices
 from autotune import evidence
 from autotune.call_record import Program
 from autotune.compiler import environment
+from autotune.compiler.hlo import xla_ops
 from autotune.compiler.program import read_schedules
 from autotune.compiler.task import Task
 from autotune.compiler.verdict import Verdict, classify
 from autotune.device import Device
 from autotune.errors import KernelError
 from autotune.evidence import Compiled
-from autotune.kernels import base
+from autotune.kernels import base, contract
 from autotune.pallas_call import semantics_reason, trace
 from autotune.traced.capture import capture
 from autotune.traced.jaxprs import call_names
@@ -54,12 +55,13 @@ class Compiler:
         """The verdict on a candidate. Whatever the candidate raises becomes its reason."""
         started = time.perf_counter()
         schedules: tuple[evidence.Schedule, ...] = ()
+        around: tuple[evidence.XlaOp, ...] = ()
         program = verdict = None
         try:
             if task.kind == "trace":
                 program = _program(task)
             else:
-                schedules = self._schedules(task)
+                schedules, around = self._compiled(task)
         except KernelError as error:
             verdict = _refused_by_library(error) or Verdict(status="failed", reason=str(error))
         except _RefusedError as error:
@@ -73,20 +75,24 @@ class Compiler:
             reason=verdict.reason if verdict else None,
             repeatable=verdict.repeatable if verdict else True,
             schedules=schedules,
+            xla_ops=around,
             program=program,
             compile_seconds=time.perf_counter() - started,
             jax_version=self._versions["jax"],
             libtpu_version=self._versions["libtpu"],
         )
 
-    def _schedules(self, task: Task) -> tuple[evidence.Schedule, ...]:
+    def _compiled(
+        self, task: Task
+    ) -> tuple[tuple[evidence.Schedule, ...], tuple[evidence.XlaOp, ...]]:
         device = devices.get(task.problem.device)
         kernel = base.load(task.problem.kernel)
-        function, arguments = kernel.build(task.problem, task.candidate.config)
+        function, arguments = contract.built(kernel, task.problem, task.candidate.config)
         one = SingleDeviceSharding(self.target(device))
         captured = capture(function, arguments, device, one)
-        captured.lower().compile()
-        return read_schedules(self._dump, device, list(call_names(captured.marked.jaxpr)))
+        text = captured.lower().compile().as_text()
+        names = list(call_names(captured.marked.jaxpr))
+        return read_schedules(self._dump, device, names), xla_ops(text)
 
     def _empty_dump(self) -> None:
         for path in self._dump.iterdir():
@@ -109,9 +115,10 @@ def _program(task: Task) -> Program:
     """The traced program. Raises KernelError, or _RefusedError with the rule that is broken."""
     kernel = base.load(task.problem.kernel)
     try:
-        function, arguments = kernel.build(task.problem, task.candidate.config)
+        call = contract.built(kernel, task.problem, task.candidate.config)
     except ValueError as error:
         raise _RefusedError(" ".join(str(error).split())) from error
+    function, arguments = contract.checked_output(kernel, task.problem, call)
     program = trace(function, arguments, devices.get(task.problem.device))
     for call in program.calls:
         if reason := semantics_reason(call):

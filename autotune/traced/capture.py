@@ -33,10 +33,8 @@ class Capture:
         traced, closed = self._traced, self.marked.jaxpr
         if closed is not traced.jaxpr:
             function = jax.jit(jaxpr_as_fun(closed), **self._options)
-            leaves = [
-                jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type)
-                for a in closed.in_avals
-            ]
+            struct: Any = jax.ShapeDtypeStruct
+            leaves = [struct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
             with _as_on(self._device) if self._in_mesh else contextlib.nullcontext():
                 traced = function.trace(*leaves)
         with _as_on(self._device):

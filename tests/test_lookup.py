@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -480,3 +481,13 @@ def test_best_is_one_line_and_its_status_where_there_is_no_answer(
     status, out, err = call(capsys, "best", "matmul", "--results", str(tmp_path), *arguments)
     assert (status, out, err.count("\n")) == (expected, "", 1)
     assert told in err
+
+
+def test_what_reads_leaderboards_is_no_part_of_a_kernels_fingerprint() -> None:
+    tree = ast.parse(Path(autotune.__file__).read_text())
+    imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
+    names = {getattr(node, "module", None) or node.names[0].name for node in imported}
+    assert names == {"importlib", "typing"}, "an edited report would make every kernel's rows stale"
+    assert {name: getattr(autotune, name).__name__ for name in autotune._LAZY} == {
+        name: name for name in autotune._LAZY
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli.app import Jobs, Timeout, Until, app, positive, progress_bars
+from autotune.errors import InputError
 
 
 class GateFormat(enum.StrEnum):
@@ -26,8 +28,25 @@ def gate(
         Until, typer.Option(help="Evidence to compare: model, compile or measure.")
     ] = Until.compile,
     tolerance: Annotated[
-        float, typer.Option(help="Relative slowdown that still passes, e.g. 0.02.", min=0.0)
-    ] = 0.02,
+        float | None,
+        typer.Option(
+            help="Relative slowdown that still passes; 0.02, and 0.05 for measure, unless given.",
+            min=0.0,
+        ),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --against measure: a CSV or Parquet of recorded times, in place of a TPU."
+        ),
+    ] = None,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update",
+            help="Accept today's figures as the new baseline; never those of a wrong output.",
+        ),
+    ] = False,
     jobs: Jobs = None,
     timeout: Timeout = 300.0,
     format: Annotated[GateFormat, typer.Option("--format", help="Output format.")] = (
@@ -38,18 +57,22 @@ def gate(
 
     Exit status: 0 pass; 1 a regression; 3 inconclusive or nothing to compare; 2 for bad input.
     """
+    if replay is not None and against is not Until.measure:
+        raise InputError("--replay goes with --against measure only")
+    positive("--timeout", timeout)
     from autotune import gate as gates
 
-    positive("--timeout", timeout)
+    request = gates.Request(
+        against=against.value,
+        tolerance=tolerance,
+        update=update,
+        measurer=gates.opener(replay),
+    )
     with progress_bars() as progress:
-        verdicts = gates.check(
-            baseline,
-            against=against.value,
-            tolerance=tolerance,
-            jobs=jobs,
-            timeout_s=timeout,
-            progress=progress,
-        )
-    writer = gates.write_json if format is GateFormat.json else gates.write_table
+        verdicts = gates.check(baseline, request, jobs=jobs, timeout_s=timeout, progress=progress)
+    as_json = format is GateFormat.json
+    writer = gates.write_json if as_json else gates.write_table
     writer(verdicts, sys.stdout)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        gates.annotate(verdicts, sys.stderr if as_json else sys.stdout)
     raise typer.Exit(gates.exit_status(verdicts))

@@ -1,0 +1,93 @@
+"""Today's row of a config against the stored one: model or compiled evidence, no noise."""
+
+from __future__ import annotations
+
+import json
+
+from autotune.gate.verdict import INCONCLUSIVE, PASS, REFRESH, REGRESSION, Finding
+from autotune.report.units import milliseconds
+from autotune.row import Row
+
+_OURS = ("(pipeline)", "ep_")
+"""How scopes begin that are the pipeline's own code and no step of the kernel."""
+
+
+def latency_ms(row: Row, evidence: str) -> float | None:
+    """The latency of an `ok` row by a kind of evidence; None where it has none."""
+    if row.status != "ok":
+        return None
+    return {
+        "model": row.latency_model_ms,
+        "compiled": row.latency_compiled_ms,
+        "measured": row.latency_measured_ms,
+    }[evidence]
+
+
+def compare(stored: Row, today: Row, *, evidence: str, tolerance: float) -> Finding:
+    """The finding on a config evaluated anew.
+
+    A regression is a config that ends otherwise than `ok`, whose latency or cycles grew by more
+    than `tolerance`, or whose steady step spills more than before. Grown figures say nothing where
+    autotune's own models or the user's compiler flags are not those of the baseline.
+    """
+    before, now = latency_ms(stored, evidence), latency_ms(today, evidence)
+    if today.status in ("timeout", "crashed"):
+        return Finding(outcome=INCONCLUSIVE, reason=f"{today.status}: {today.reason}")
+    if now is None or before is None:
+        return Finding(outcome=REGRESSION, reason=f"{today.status}: {today.reason}")
+    change = now / before - 1
+    reason = (
+        f"{milliseconds(before)} → {milliseconds(now)} {evidence} ({change:+.1%}, "
+        f"tolerance {tolerance:.1%})"
+    )
+    worst = change
+    if evidence == "compiled" and stored.cycles and today.cycles:
+        cycles = today.cycles / stored.cycles - 1
+        worst = max(worst, cycles)
+        reason += f", {stored.cycles} → {today.cycles} cycles ({cycles:+.1%})"
+    outcome = REGRESSION if worst > tolerance else PASS
+    if outcome == REGRESSION and _other_method(stored, today):
+        outcome = INCONCLUSIVE
+        reason += (
+            "; autotune's models or the compiler flags changed since, so the two do not compare"
+        )
+    if spills := _new_spills(stored, today, tolerance) if evidence == "compiled" else None:
+        outcome, reason = REGRESSION, f"{reason}; {spills}"
+    if change < -tolerance:
+        reason += f"; far faster than the baseline: {REFRESH} with --update"
+    return Finding(outcome=outcome, reason=reason, baseline_ms=before, today_ms=now)
+
+
+def _other_method(stored: Row, today: Row) -> bool:
+    made = stored.method_fingerprint
+    return made is not None and made != today.method_fingerprint
+
+
+def _new_spills(stored: Row, today: Row, tolerance: float) -> str | None:
+    """In words, spills that the steady step did not have; None where there are no new ones.
+
+    The count may grow by `tolerance`: a new compiler allocates registers anew, and a few of some
+    hundred spills more or less are no new ones.
+    """
+    name, before = _steady_spills(stored, None)
+    if name is None:
+        return None
+    _, now = _steady_spills(today, name)
+    if now <= before * (1 + tolerance):
+        return None
+    return f"new spills in the steady step ({name}): {before} → {now}"
+
+
+def _steady_spills(row: Row, name: str | None) -> tuple[str | None, int]:
+    """(scope, its spills) of `name`, or of the scope with the most cycles over the problem."""
+    scopes = json.loads(row.scopes) if row.scopes else {}
+    if name not in scopes:
+        steps = {
+            n: s
+            for n, s in scopes.items()
+            if s.get("cycles") and not n.rpartition("/")[2].startswith(_OURS)
+        }
+        spent = lambda n: (steps[n]["cycles"] * (steps[n].get("executions") or 0), n)
+        name = max(steps, key=spent, default=None)
+    scope = scopes.get(name, {})
+    return name, (scope.get("spill_loads") or 0) + (scope.get("spill_stores") or 0)

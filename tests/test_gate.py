@@ -1,0 +1,429 @@
+"""The gate: what is a regression, what is inconclusive, and what is written and said."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from boards import MATMUL_TILE, row, store
+from test_cli import call
+
+from autotune import gate, leaderboard
+from autotune.candidate import Candidate
+from autotune.gate import compiled, measured
+from autotune.gate.verdict import Finding, Verdict
+from autotune.kernels import base
+from autotune.leaderboard import Board
+from autotune.measure.check import Checked
+from autotune.measure.record import METHOD, Measured
+from autotune.problem import Problem
+from autotune.progress import Quiet
+from autotune.row import Row
+
+SHAPE = {"m": 256, "k": 256, "n": 256}
+BEST = {**MATMUL_TILE, "bm": 256, "bk": 256, "bn": 256}
+DEFAULT = {**MATMUL_TILE, "bm": 128, "bk": 128, "bn": 128}
+
+
+def matmul(device: str = "v6e") -> Problem:
+    return base.make_problem(base.load("matmul"), device=device, shape=SHAPE, name="small")
+
+
+def scopes(spills: int, *, step: str = "step") -> str:
+    use = {"cycles": 1000, "executions": 16, "spill_loads": spills, "spill_stores": 0}
+    return json.dumps({
+        "(pipeline)": {**use, "cycles": 9999, "spill_loads": 500},
+        "init": {**use, "executions": 1, "spill_loads": 70},
+        step: use,
+    })  # fmt: skip
+
+
+def stored(latency_ms: float = 1.0, **columns: Any) -> Row:
+    made: dict[str, Any] = {"cycles": 1000, "scopes": scopes(0), "method_fingerprint": "m1"}
+    return row(matmul(), BEST, latency_ms, **(made | columns))
+
+
+def compared(before: Row, today: Row) -> Finding:
+    return compiled.compare(before, today, evidence="compiled", tolerance=0.02)
+
+
+@pytest.mark.parametrize(
+    ("today", "outcome", "told"),
+    [
+        (stored(), "pass", "1.000 ms → 1.000 ms compiled (+0.0%, tolerance 2.0%)"),
+        (stored(1.019), "pass", "+1.9%"),
+        (stored(1.03), "regression", "+3.0%"),
+        (stored(cycles=1050), "regression", "1000 → 1050 cycles (+5.0%)"),
+        (stored(scopes=scopes(1)), "regression", "new spills in the steady step (step): 0 → 1"),
+        (stored(status="oom", reason="needs 40 MiB"), "regression", "oom: needs 40 MiB"),
+        (stored(status="pruned", reason="VMEM"), "regression", "pruned: VMEM"),
+        (stored(status="unsupported", reason="no"), "regression", "unsupported: no"),
+        (stored(status="timeout", reason="60 s"), "inconclusive", "timeout: 60 s"),
+        (stored(status="crashed", reason="gone"), "inconclusive", "crashed: gone"),
+        (stored(0.7), "pass", "refresh baseline"),
+        (stored(1.2, method_fingerprint="m2"), "inconclusive", "models or the compiler flags"),
+        (stored(1.0, method_fingerprint="m2"), "pass", "+0.0%"),
+        (stored(scopes=scopes(9), method_fingerprint="m2"), "regression", "new spills"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_config_compiled_anew_is_judged_by_fit_latency_cycles_and_spills(
+    today: Row, outcome: str, told: str
+) -> None:
+    found = compared(stored(), today)
+    assert found.outcome == outcome
+    assert told in found.reason
+
+
+def test_spills_are_new_beyond_the_tolerance_and_where_the_step_was_renamed() -> None:
+    before = stored(scopes=scopes(100))
+    assert compared(before, stored(scopes=scopes(102))).outcome == "pass"
+    assert compared(before, stored(scopes=scopes(103))).outcome == "regression"
+    renamed = compared(before, stored(scopes=scopes(200, step="masked_step")))
+    assert "(step): 100 → 200" in renamed.reason
+    assert compared(stored(scopes=None), stored(scopes=scopes(9))).outcome == "pass"
+
+
+def test_model_evidence_has_no_cycles_to_compare() -> None:
+    before, today = (row(matmul(), BEST, ms, evidence="model") for ms in (1.0, 1.5))
+    found = compiled.compare(before, today, evidence="model", tolerance=0.02)
+    assert (found.outcome, "cycles" in found.reason) == ("regression", False)
+
+
+def times(ms: float, *, seed: int = 0, count: int = 20) -> list[float]:
+    random = np.random.default_rng(seed)
+    return (ms * np.exp(random.normal(0.0, 0.002, count))).tolist()  # type: ignore[no-any-return]
+
+
+def timed(config: dict[str, Any], ms: float, *, seed: int = 0, **columns: Any) -> Row:
+    made: dict[str, Any] = {
+        "evidence": "measured", "samples_ms": times(ms, seed=seed), "timer": "device_profile",
+        "latency_compiled_ms": ms,
+        "measurement": json.dumps({"method": METHOD, "scope": "module"}),
+    }  # fmt: skip
+    return row(matmul(), config, ms, **(made | columns))
+
+
+def measured_board(results: Path, **columns: Any) -> Board:
+    return store(results, timed(BEST, 1.0, **columns),
+                 timed(DEFAULT, 3.0, seed=9, is_default=True, **columns))  # fmt: skip
+
+
+class Fake:
+    """A `Measurer` with a time for each config, or a record in place of it."""
+
+    def __init__(self, best: float | Measured, default: float | Measured = 3.0) -> None:
+        self.answers = {Candidate.of(BEST).json: best, Candidate.of(DEFAULT).json: default}
+        self.asked: list[list[str]] = []
+        self.closed = False
+
+    def measure(
+        self, problem: Problem, candidates: Sequence[Candidate]
+    ) -> Iterator[tuple[Candidate, Measured]]:
+        self.asked.append([c.json for c in candidates])
+        for n, candidate in enumerate(candidates):
+            answer = self.answers[candidate.json]
+            if not isinstance(answer, Measured):
+                answer = Measured(status="ok", samples_ms=tuple(times(answer, seed=n + 20)),
+                                  device_kind="TPU v6 lite", checked="at full size")  # fmt: skip
+            yield candidate, answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def verdict(results: Path, measurer: Fake | str, **request: Any) -> Verdict:
+    asked = gate.Request(against="measure", measurer=lambda device: measurer, **request)
+    (found,) = gate.check(results, asked, jobs=1, progress=Quiet())
+    return found
+
+
+def test_fresh_times_of_best_and_default_are_taken_together(tmp_path: Path) -> None:
+    measured_board(tmp_path)
+    fake = Fake(1.0)
+    found = verdict(tmp_path, fake)
+    assert (found.outcome, found.checked) == ("pass", "at full size")
+    assert fake.asked == [[Candidate.of(BEST).json, Candidate.of(DEFAULT).json]]
+    assert fake.closed
+    assert verdict(tmp_path, Fake(1.1)).outcome == "regression"
+
+
+def bad(status: str) -> Measured:
+    return Measured(status=status, reason="because")
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (bad("wrong"), "regression"),
+        (bad("oom"), "regression"),
+        (bad("unsupported"), "regression"),
+        (bad("failed"), "inconclusive"),
+        (bad("timeout"), "inconclusive"),
+        (bad("crashed"), "inconclusive"),
+    ],
+    ids=lambda value: value.status if isinstance(value, Measured) else value,
+)
+def test_a_config_that_gives_no_time_is_no_pass(
+    answer: Measured, outcome: str, tmp_path: Path
+) -> None:
+    measured_board(tmp_path)
+    found = verdict(tmp_path, Fake(answer))
+    assert (found.outcome, found.reason) == (outcome, f"{answer.status}: because")
+
+
+def test_a_default_that_gives_no_time_leaves_the_best_alone(tmp_path: Path) -> None:
+    measured_board(tmp_path)
+    assert "no default beside it" in verdict(tmp_path, Fake(1.0, bad("oom"))).reason
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"timer": "host_clock"}, "timed by host_clock, today by device_profile"),
+        ({"measurement": '{"scope": "kernel"}'}, "times span kernel, today's module"),
+        ({"measurement": f'{{"method": {METHOD + 1}}}'}, "was timed another way"),
+        ({"samples_ms": None}, "no samples in the measured baseline"),
+        ({"samples_ms": [1.0, 1.0]}, "2 stored and 20 fresh samples"),
+    ],
+    ids=["timer", "scope", "method", "no samples", "two samples"],
+)
+def test_times_of_another_kind_do_not_compare(
+    columns: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    measured_board(tmp_path, **columns)
+    found = verdict(tmp_path, Fake(5.0))
+    assert found.outcome == "inconclusive"
+    assert told in found.reason
+
+
+def test_without_a_measurer_or_a_measured_baseline_the_gate_is_inconclusive(tmp_path: Path) -> None:
+    measured_board(tmp_path / "a")
+    found = verdict(tmp_path / "a", "no TPU is attached to this machine")
+    assert (found.outcome, found.reason) == ("inconclusive", "no TPU is attached to this machine")
+    store(tmp_path / "b", stored())
+    assert verdict(tmp_path / "b", Fake(1.0)).reason == "no measured baseline stored"
+
+
+@pytest.mark.parametrize(
+    ("attached", "told"),
+    [(None, "no TPU is attached to this machine"),
+     ("v5p", "the TPU attached here is a v5p, the baseline is of v6e")],
+)  # fmt: skip
+def test_another_kind_of_device_is_inconclusive(
+    attached: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune import device as devices
+
+    chip = devices.get(attached) if attached else None
+    monkeypatch.setattr(devices, "attached", lambda: chip)
+    assert measured.opener(None)("v6e") == told
+
+
+def test_an_unknown_tpu_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune import device as devices
+    from autotune.errors import UnknownNameError
+
+    def attached() -> None:
+        raise UnknownNameError("kind of TPU", "TPU99", ["TPU7x"])
+
+    monkeypatch.setattr(devices, "attached", attached)
+    assert "unknown kind of TPU 'TPU99'" in str(measured.opener(None)("v6e"))
+
+
+def recording(path: Path, best: float, default: float | None = 3.0) -> Path:
+    """A recording of fresh times as a leaderboard's Parquet file."""
+    rows = [timed(BEST, best, seed=31)]
+    if default is not None:
+        rows.append(timed(DEFAULT, default, seed=32, is_default=True))
+    return store(path, *rows).path
+
+
+@pytest.mark.parametrize(("best", "status"), [(1.0, 0), (1.2, 1)])
+def test_the_gate_reads_fresh_times_from_a_recording(
+    best: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured_board(tmp_path / "results")
+    asked = ["gate", str(tmp_path / "results"), "--against", "measure"]
+    replay = str(recording(tmp_path / "today", best))
+    ended, out, _ = call(capsys, *asked, "--replay", replay, "--format", "json")
+    document = json.loads(out)
+    assert ended == document["exit_status"] == status
+    assert document["verdicts"][0]["evidence"] == "measured"
+    assert document["verdicts"][0]["config"] == BEST
+
+
+def test_a_recording_without_the_config_is_inconclusive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured_board(tmp_path / "results")
+    other = tmp_path / "o.csv"
+    other.write_text("kernel,device,problem,config,latency_ms\n")
+    ended, out, _ = call(capsys, "gate", str(tmp_path / "results"), "--against", "measure",
+                         "--replay", str(other))  # fmt: skip
+    assert ended == 3
+    assert "no fresh time of the stored best config" in out
+
+
+BAD_USAGE = {
+    "replay of compiled": (["--replay", "r.csv"], "--replay goes with --against measure only"),
+    "replay": (["--against", "measure", "--replay", "gone.csv"], "--replay gone.csv"),
+    "tolerance": (["--tolerance", "-1"], "--tolerance"),
+    "against": (["--against", "silicon"], "--against 'silicon'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_USAGE)
+def test_bad_usage_is_one_line(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, told = BAD_USAGE[case]
+    store(tmp_path, stored())
+    status, out, err = call(capsys, "gate", str(tmp_path), *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+
+
+def shown(outcome: str, reason: str, **fields: Any) -> Verdict:
+    return Verdict(problem="small", device="v6e", outcome=outcome, reason=reason, **fields)
+
+
+def test_annotations_are_errors_warnings_and_notices_of_github() -> None:
+    file = io.StringIO()
+    gate.annotate(
+        [
+            shown("regression", "+3.0%\nslower"),
+            shown("inconclusive", "no baseline"),
+            shown("pass", "far faster: refresh baseline"),
+            shown("pass", "+0.0%"),
+            shown("regression", "+9%", updated=True),
+        ],
+        file,
+    )
+    assert file.getvalue().splitlines() == [
+        "::error title=autotune gate regression::small on v6e: +3.0%25%0Aslower",
+        "::warning title=autotune gate inconclusive::small on v6e: no baseline",
+        "::notice title=autotune gate pass::small on v6e: far faster: refresh baseline",
+    ]
+
+
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_annotations_appear_on_github_only_and_leave_json_alone(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["gate", str(tmp_path / "none"), "--format", format]
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    status, out, err = call(capsys, *asked)
+    assert status == 3
+    assert "::warning title=autotune gate" in (err if format == "json" else out)
+    if format == "json":
+        assert json.loads(out)["exit_status"] == 3
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    assert "::" not in "".join(map(str, call(capsys, *asked)[1:]))
+
+
+def test_the_worst_verdict_is_the_exit_status_and_what_was_accepted_is_no_regression() -> None:
+    ok, slow, unknown = shown("pass", ""), shown("regression", ""), shown("inconclusive", "")
+    assert gate.exit_status([ok, unknown, slow]) == 1
+    assert gate.exit_status([ok, unknown]) == 3
+    assert gate.exit_status([ok]) == gate.exit_status([replace(slow, updated=True)]) == 0
+
+
+def test_the_table_says_when_the_baseline_is_stale() -> None:
+    file = io.StringIO()
+    gate.write_table([shown("pass", "+0.0%", stale="stale: libtpu 0.0.41 → 0.0.43")], file)
+    assert "pass          small on v6e: +0.0%; baseline stale: libtpu 0.0.41" in file.getvalue()
+    assert file.getvalue().endswith("1 pass, 0 regression, 0 inconclusive\n")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of one small matmul, compiled."""
+    folder = tmp_path_factory.mktemp("gated")
+    config = folder / "c.yaml"
+    config.write_text(
+        "device: v6e\nproblems:\n  - name: small\n    kernel: matmul\n"
+        "    shape: {m: 256, k: 256, n: 256}\n    space: {bm: 256, bk: 256, bn: 256, "
+        "grid_order: mn, buffers: 2, vmem_limit_bytes: null}\n"
+    )
+    from autotune import cli
+
+    results = str(folder / "results")
+    cli.app(["sweep", str(config), "--results", results, "--jobs", "1"], standalone_mode=False)
+    return folder / "results"
+
+
+def checked(status: str) -> Any:
+    reason = None if status == "ok" else "is off by 0.5"
+    found = Checked(status=status, reason=reason, how="256 of each axis, interpreted")
+    return lambda kernel, problem, config: found
+
+
+def compile_verdict(results: Path, **request: Any) -> Verdict:
+    asked = gate.Request(against="compile", **request)
+    (found,) = gate.check(results, asked, jobs=1, progress=Quiet())
+    return found
+
+
+@pytest.mark.compiler
+def test_a_wrong_output_is_a_regression_however_fast(swept: Path) -> None:
+    found = compile_verdict(swept, check=checked("ok"))
+    assert (found.outcome, found.checked) == ("pass", "256 of each axis, interpreted")
+    found = compile_verdict(swept, check=checked("wrong"), update=True)
+    assert (found.outcome, found.updated) == ("regression", False), "no baseline may be wrong"
+    assert found.reason.startswith("wrong output: is off by 0.5; ")
+    found = compile_verdict(swept, check=checked("crashed"))
+    assert found.outcome == "inconclusive"
+    assert "output not checked: crashed" in (found.checked or "")
+
+
+@pytest.mark.compiler
+def test_update_accepts_todays_figures_and_keeps_the_default(swept: Path, tmp_path: Path) -> None:
+    (path,) = swept.rglob("*.parquet")
+    board = leaderboard.read(path)
+    faster = [
+        replace(r, latency_compiled_ms=(r.latency_compiled_ms or 1) * 0.8, cycles=1,
+                libtpu_version="0.0.41")
+        for r in board.rows if r.status == "ok"
+    ]  # fmt: skip
+    store(tmp_path, *faster)
+    found = compile_verdict(tmp_path)
+    assert (found.outcome, found.updated) == ("regression", False)
+    assert "libtpu 0.0.41" in (found.stale or "")
+    found = compile_verdict(tmp_path, update=True)
+    assert (found.outcome, found.updated) == ("regression", True)
+    assert gate.exit_status([found]) == 0
+    found = compile_verdict(tmp_path)
+    assert (found.outcome, found.stale) == ("pass", None)
+    (path,) = tmp_path.rglob("*.parquet")
+    again = leaderboard.read(path)
+    assert again.gain == board.gain, "the default was made anew too"
+
+
+@pytest.mark.compiler
+def test_update_accepts_fresh_times_too(tmp_path: Path) -> None:
+    measured_board(tmp_path)
+    assert verdict(tmp_path, Fake(1.2), update=True).updated
+    (path,) = tmp_path.rglob("*.parquet")
+    best = leaderboard.read(path).best
+    assert best is not None
+    assert best.latency_measured_ms == pytest.approx(1.2, rel=0.01)
+    assert len(best.samples_ms or ()) == 20
+    assert verdict(tmp_path, Fake(1.2)).outcome == "pass"
+
+
+def test_weaker_evidence_does_not_replace_what_the_board_ranks_by(tmp_path: Path) -> None:
+    measured_board(tmp_path, latency_model_ms=1.0)
+    before = leaderboard.read(next(tmp_path.rglob("*.parquet")))
+    (found,) = gate.check(
+        tmp_path, gate.Request(against="model", update=True, tolerance=9.0), jobs=1,
+        progress=Quiet(),
+    )  # fmt: skip
+    assert not found.updated
+    assert leaderboard.read(before.path) == before

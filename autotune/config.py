@@ -129,7 +129,8 @@ class _Reader:
     def _expanded(self, keys: Keys, entry: ProblemEntry, device: Device) -> Iterator[ProblemSpec]:
         from autotune.kernels import base  # imports jax, once the file is known to be well formed
 
-        kernel = self._ask(keys, partial(base.load, entry.kernel))
+        folder = str(Path(self.document.path).resolve().parent)
+        kernel = self._ask(keys, partial(base.load, entry.kernel, beside=folder))
         given: set[Keys] = {("shape", axis) for axis in entry.shape}
         given |= {("options", option) for option in entry.options}
         given |= {("dtype",)} if "dtype" in entry.model_fields_set else set()

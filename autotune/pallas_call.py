@@ -48,6 +48,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Progra
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
         found, how = _found(fn, args, device)
+    except KernelError:
+        raise
     except Exception as error:  # whatever somebody's kernel raises
         raise KernelError(f"{name} raised {type(error).__name__}: {_one_line(error)}") from error
     if not found:

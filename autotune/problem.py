@@ -8,7 +8,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.errors import KernelError
+
 MAX_AXIS = 2**31
+
+
+class Entries(dict[str, Any]):
+    """A dict whose missing entries say, in one line, what there is.
+
+    A kernel that asks for an axis or option it does not declare is at fault, not the user.
+    """
+
+    def __init__(self, what: str, entries: Mapping[str, Any]) -> None:
+        super().__init__(entries)
+        self._what = what
+
+    def __missing__(self, name: str) -> Any:
+        there = ", ".join(map(str, self)) or "nothing"
+        raise KernelError(f"the problem's {self._what} has no {name!r}, only {there}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Entries, (self._what, dict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +53,10 @@ class Problem:
     dtype: str = "bfloat16"
     name: str | None = field(default=None, compare=False)
     defaults: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in ("shape", "options"):
+            object.__setattr__(self, name, Entries(name, getattr(self, name)))
 
     @property
     def json(self) -> str:

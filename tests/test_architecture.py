@@ -22,7 +22,7 @@ LAYERS = {
     "search.crew": 4, "search.fleet": 4, "search.ledger": 4, "search.order": 4, "search.shared": 4,
     "search.storage": 4, "search.study": 4, "search.tpe": 4,
     "sweep": 5,
-    "__main__": 6, "cli": 6, "tune": 6,
+    "__main__": 6, "cli": 6, "tuning": 6,
 }  # fmt: skip
 MAY_IMPORT_JAX = ("kernels", "pallas_call", "traced", "compiler.worker", "measure.worker")
 

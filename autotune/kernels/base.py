@@ -8,9 +8,7 @@ are read from the traced call (`pallas_call.py`), for anybody's kernel.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,10 +56,13 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A tunable kernel.
+    """A tunable kernel: `docs/your-own-kernel.md` shows one of 30 lines.
+
+    The functions take an `autotune.problem.Problem` (`shape`, `options`, `dtype`, `device`), a
+    config (a dict, tunable name -> value) and an `autotune.device.Device` (peaks, VMEM, MXU size).
 
     Attributes:
-      name: registry name.
+      name: registry name; of a user's kernel any text, its address stands in for it.
       axes: shape entries a problem must have, in documentation order.
       build: `(problem, config) -> (fn, args)`: `fn(*args)` holds the `pallas_call`; `args`
         are `jax.ShapeDtypeStruct` at the problem's true size. Raises ValueError for a config it
@@ -79,6 +80,8 @@ class Kernel:
       default: `(problem, device) -> config` users have today without tuning.
       inputs: `(problem, jax.random key) -> arrays`; standard normals where None.
       reference: `(problem, *arrays) -> output(s)` in float64 NumPy or jnp.
+      output: `problem -> output(s)` as the call should return them, anything with a `shape`. Where
+        None, shapes are compared with those of a reference that JAX can trace.
       multiplied_dtype: the dtype the MXU multiplies, whose peak MFU is against.
       scope_counts: `(problem, config) -> {scope: executions}` where it depends on run-time data.
     """
@@ -98,6 +101,7 @@ class Kernel:
     default: Callable[[Problem, Device], Config] | None = None
     inputs: Callable[..., tuple[Any, ...]] | None = None
     reference: Callable[..., Any] | None = None
+    output: Callable[[Problem], Any] | None = None
     multiplied_dtype: Callable[[Problem], str] = lambda problem: problem.dtype
     scope_counts: Callable[[Problem, Config], Mapping[str, int]] | None = None
 
@@ -264,11 +268,12 @@ def number(*, positive: bool) -> Option:
     return Option(parse=parse)
 
 
-def load(name: str) -> Kernel:
+def load(name: str, *, beside: str | None = None) -> Kernel:
     """The kernel called `name`: a built-in's module holds it, as `KERNEL` where not said otherwise.
 
-    `package.module:ATTRIBUTE` is the user's own, found in the current directory or on `sys.path`;
-    its `name` becomes that text, so that a worker process finds it again.
+    `package.module:ATTRIBUTE` is the user's own, found on `sys.path`, in the current folder or in
+    the folder `beside`, that of a config; its `name` becomes that text, so that a worker process
+    finds it again.
 
     Raises:
       UnknownNameError: an unknown kernel or attribute; the message lists the known ones.
@@ -277,7 +282,9 @@ def load(name: str) -> Kernel:
       KernelError: the module could not be imported.
     """
     if ":" in name:
-        return _load_external(name)
+        from autotune.kernels import external
+
+        return external.load(name, beside)
     if name not in REGISTRY:
         raise UnknownNameError("kernel", name, REGISTRY, path=("kernel",))
     module, attribute = place_of(name)
@@ -288,40 +295,3 @@ def load(name: str) -> Kernel:
             f"kernel {name!r} is not available here: {error}", path=("kernel",)
         ) from error
     return kernel
-
-
-def _load_external(name: str) -> Kernel:
-    module_name, _, attribute = name.partition(":")
-    if not attribute.isidentifier() or not all(p.isidentifier() for p in module_name.split(".")):
-        raise InputError(
-            f"kernel: {name!r} is not allowed; a known kernel, or package.module:ATTRIBUTE",
-            path=("kernel",),
-        )
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last: a file here must not shadow an installed module
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        missing = getattr(error, "name", None)
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
-            raise InputError(
-                f"kernel {name!r}: no module {module_name!r} in {here} or on sys.path",
-                path=("kernel",),
-            ) from None
-        text = " ".join(str(error).split())
-        raise KernelError(
-            f"kernel {name!r}: importing {module_name} raised {type(error).__name__}: {text}"
-        ) from error
-    kernel = getattr(module, attribute, None)
-    if isinstance(kernel, Kernel):
-        return dataclasses.replace(kernel, name=name)
-    if kernel is not None:
-        raise InputError(
-            f"kernel {name!r}: {attribute} is of type {type(kernel).__name__}, not an "
-            "autotune.kernels.base.Kernel",
-            path=("kernel",),
-        )
-    own = [n for n, value in vars(module).items() if isinstance(value, Kernel)]
-    raise UnknownNameError(f"kernel in {module_name}", attribute, own, path=("kernel",))

@@ -1,4 +1,4 @@
-"""The grouped matmul that `jax.gmm` and `tokamax.gmm` share: out[rows of g] = lhs[rows of g]·rhs[g].
+"""The grouped matmul of `jax.gmm` and `tokamax.gmm`: out[rows of g] = lhs[rows of g]·rhs[g].
 
 How many tiles run depends on the group sizes, which are data of the call. Here they are part of the
 problem, so that the grid is known without a run: the option `group_sizes`, or an even split.
@@ -6,7 +6,7 @@ problem, so that the grid is known without a run: the option `group_sizes`, or a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from autotune.errors import InputError
 from autotune.kernels.base import Option, Tunable, choice, flag
 from autotune.problem import Problem
 
+abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 AXES = ("groups", "m", "k", "n")
 LANES, SUBLANES = 128, 8
 TILES = ("tile_m", "tile_k", "tile_n")
@@ -81,7 +82,7 @@ def operands(problem: Problem) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStru
     groups, m, k, n = (problem.shape[axis] for axis in AXES)
     dtype = jnp.dtype(problem.dtype)
     matrix = (n, k) if problem.options["transpose_rhs"] else (k, n)
-    return jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((groups, *matrix), dtype)
+    return abstract((m, k), dtype), abstract((groups, *matrix), dtype)
 
 
 def out_dtype(problem: Problem, default: str) -> Any:
@@ -115,7 +116,7 @@ def tiles(problem: Problem, m_tiles: Sequence[int], kn_tiles: Sequence[int]) -> 
 
 def _multiple(of: int, whole: int) -> Any:
     def check(value: Scalar) -> str | None:
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 < value
+        good = isinstance(value, int) and not isinstance(value, bool) and value > 0
         if good and (value == whole or value % of == 0):  # type: ignore[operator]
             return None
         return f"a positive multiple of {of}, or the whole axis of {whole}"

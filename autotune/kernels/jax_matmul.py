@@ -6,7 +6,7 @@ Its argument `block_shape` is the tunables block_m and block_n; `block_k` is its
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from autotune.device import Device
 from autotune.kernels.base import Call, Kernel, Tunable, choice
 from autotune.problem import Problem
 
+abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 BLOCKS = {"block_m": "m", "block_k": "k", "block_n": "n"}
 TILE = {"block_m": 8, "block_k": 128, "block_n": 128}
 """block_k is the last axis of x's window and the second last of y's: 128 suits both."""
@@ -86,7 +87,7 @@ def build(problem: Problem, config: Config) -> Call:
             out_dtype=jnp.dtype(out_dtype) if out_dtype else None,
         )
 
-    return run, (jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype))
+    return run, (abstract((m, k), dtype), abstract((k, n), dtype))
 
 
 def reference(problem: Problem, x: Any, y: Any) -> Any:

@@ -9,6 +9,7 @@ out the change of layout.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from autotune.kernels.base import Call, Kernel, Option, choice, flag, number
 from autotune.kernels.tokamax_splash_space import library
 from autotune.problem import Problem
 
+abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 LAYOUTS = ("bthd", "bhtd")
 
 
@@ -165,14 +167,14 @@ def _arguments(problem: Problem) -> tuple[jax.ShapeDtypeStruct, ...]:
 
     def array(heads: int, length: int, head_dim: int) -> jax.ShapeDtypeStruct:
         middle = (length, heads) if swapped else (heads, length)
-        return jax.ShapeDtypeStruct((s.batch, *middle, head_dim), dtype)
+        return abstract((s.batch, *middle, head_dim), dtype)
 
     return (
         array(s.q_heads, s.q_len, s.head_dim_qk),
         array(s.kv_heads, s.kv_len, s.head_dim_qk),
         array(s.kv_heads, s.kv_len, s.head_dim_v),
         array(s.q_heads, s.q_len, s.head_dim_v),
-        jax.ShapeDtypeStruct((s.batch, s.q_heads, s.q_len), jnp.float32),
+        abstract((s.batch, s.q_heads, s.q_len), jnp.float32),
     )
 
 

@@ -42,7 +42,7 @@ def has_forward(problem: Problem) -> bool:
 
 
 def has_backward(problem: Problem) -> bool:
-    return problem.options["grad"] or problem.options["pass"] == "backward"
+    return bool(problem.options["grad"]) or problem.options["pass"] == "backward"
 
 
 def splash_config(problem: Problem, config: Config) -> Any:

@@ -1,0 +1,131 @@
+"""Kernels of the user's own: `package.module:ATTRIBUTE`, or a `Kernel` that no module holds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotune.errors import InputError, KernelError, UnknownNameError
+from autotune.kernels.base import Kernel
+
+_CELL = """# A kernel that was defined in a notebook or a script, for the worker processes.
+import cloudpickle
+KERNEL = cloudpickle.loads({pickled!r})
+"""
+
+
+def load(name: str, beside: str | None = None) -> Kernel:
+    """See `base.load`."""
+    module_name, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(p.isidentifier() for p in module_name.split(".")):
+        raise InputError(
+            f"kernel: {name!r} is not allowed; a known kernel, or package.module:ATTRIBUTE",
+            path=("kernel",),
+        )
+    if module_name == "__main__":
+        raise InputError(
+            f"kernel {name!r}: the running script is no module that worker processes can import; "
+            "give the Kernel itself to autotune.tune, or put it into a module",
+            path=("kernel",),
+        )
+    module = _imported(name, module_name, beside)
+    kernel = getattr(module, attribute, None)
+    if isinstance(kernel, Kernel):
+        return dataclasses.replace(kernel, name=name)
+    if kernel is not None:
+        raise InputError(
+            f"kernel {name!r}: {attribute} is of type {type(kernel).__name__}, not an "
+            "autotune.kernels.base.Kernel",
+            path=("kernel",),
+        )
+    own = [n for n, value in vars(module).items() if isinstance(value, Kernel)]
+    raise UnknownNameError(f"kernel in {module_name}", attribute, own, path=("kernel",))
+
+
+def _imported(name: str, module_name: str, beside: str | None) -> ModuleType:
+    """The module. The folders searched besides `sys.path` stay on it, for the workers."""
+    here = os.getcwd()
+    folders = [here] if beside is None or Path(beside).resolve() == Path(here) else [here, beside]
+    for folder in folders:
+        known = {str(Path(p).resolve()) for p in sys.path}  # "" is the current folder
+        if str(Path(folder).resolve()) not in known:
+            sys.path.append(folder)  # last: a file here must not shadow an installed module
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        missing = getattr(error, "name", None)
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
+            raise InputError(
+                f"kernel {name!r}: no module {module_name!r} in {' or '.join(folders)} or on "
+                "sys.path",
+                path=("kernel",),
+            ) from None
+        text = " ".join(str(error).split())
+        raise KernelError(
+            f"kernel {name!r}: importing {module_name} raised {type(error).__name__}: {text}"
+        ) from error
+
+
+@contextlib.contextmanager
+def importable(kernel: Kernel) -> Iterator[Kernel]:
+    """`kernel` under a name by which worker processes find it, while the context lasts.
+
+    One that its module holds is named after it. One from a notebook's cell, a script or a function
+    is written, by value, into a module `cell_NAME` of its own; what it uses from other modules
+    they must be able to import.
+
+    Raises:
+      KernelError: it cannot be written.
+    """
+    name = _address(kernel)
+    if name is not None:
+        yield load(name)
+        return
+    module = "cell_" + "".join(c if c.isalnum() else "_" for c in kernel.name)
+    with tempfile.TemporaryDirectory(prefix="autotune-cell-") as folder:
+        Path(folder, f"{module}.py").write_text(_CELL.format(pickled=_pickled(kernel)))
+        sys.path.append(folder)
+        _forget(module)
+        try:
+            yield load(f"{module}:KERNEL")
+        finally:
+            sys.path.remove(folder)
+            _forget(module)
+
+
+def _address(kernel: Kernel) -> str | None:
+    """`module:ATTRIBUTE` of a kernel that a module holds; None for one of a script or cell."""
+    name = getattr(kernel.build, "__module__", None) or "__main__"
+    module = sys.modules.get(name)
+    if module is None or name == "__main__" or getattr(module, "__spec__", None) is None:
+        return None
+    held = (n for n, value in vars(module).items() if value is kernel)
+    attribute = next(held, None)
+    return None if attribute is None else f"{name}:{attribute}"
+
+
+def _pickled(kernel: Kernel) -> bytes:
+    cloudpickle: Any = importlib.import_module("cloudpickle")
+    try:
+        pickled: bytes = cloudpickle.dumps(kernel)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise KernelError(
+            f"kernel {kernel.name}: it cannot be sent to worker processes "
+            f"({type(error).__name__}: {text}); put it into a module"
+        ) from error
+    return pickled
+
+
+def _forget(module: str) -> None:
+    sys.modules.pop(module, None)
+    importlib.invalidate_caches()

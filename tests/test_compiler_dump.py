@@ -248,6 +248,15 @@ def test_calls_that_hlo_names_its_own_way_get_what_is_left():
     assert in_trace_order(["_.1"], ["a.b/1"]) == [("a.b/1", "_.1")]
 
 
+def test_a_transformation_around_a_call_is_part_of_its_name():
+    ran = ["vmap_right_.1", "transpose_jvp_left__.1", "vmap_left_.2"]
+    assert in_trace_order(ran, ["left", "right", "left"]) == [
+        ("left", "transpose_jvp_left__.1"),
+        ("right", "vmap_right_.1"),
+        ("left", "vmap_left_.2"),
+    ]
+
+
 def test_merged_calls_leave_one_schedule_and_unknown_kernels_are_not_lost():
     assert in_trace_order(["tile.1"], ["tile", "tile"]) == [("tile", "tile.1")]
     assert in_trace_order(["tile.1", "more.7"], ["tile"]) == [

@@ -26,7 +26,8 @@ NO_WORK = frozenset({
     "replica-id", "opt-barrier", "add-dependency", "domain",
 })  # fmt: skip
 """Opcodes that move and compute nothing."""
-NO_WORK_TARGETS = frozenset({"tpu_custom_call", "ConcatBitcast", "AllocateBuffer", "Sharding"})
+KERNEL = "tpu_custom_call"
+NO_WORK_TARGETS = frozenset({KERNEL, "ConcatBitcast", "AllocateBuffer", "Sharding"})
 """Custom calls that are the kernels themselves, or names for memory."""
 _PICKS = frozenset({"slice", "dynamic-slice", "gather"})
 _VMEM = "S(1)"
@@ -89,6 +90,23 @@ def xla_ops(text: str) -> tuple[XlaOp, ...]:
     entry, bodies = computation_lines(text)
     module = {name: _instructions(lines) for name, lines in bodies.items()}
     return tuple(_ops(module.get(entry, ()), module, 1))
+
+
+def kernel_shapes(text: str) -> dict[str, tuple[str, ...]]:
+    """Kernel instruction -> its result's, then its operands' shapes, with layouts and memories.
+
+    The compiler compiles equal kernels once: instructions of one function with the same shapes.
+    """
+    found = {}
+    for lines in computation_lines(text)[1].values():
+        body = _instructions(lines)
+        types = {line.name: line.type_text for line in body}
+        for line in body:
+            target = _TARGET.search(line.rest)
+            if line.opcode == "custom-call" and target and target[1] == KERNEL:
+                operands = (types.get(name, "") for name in line.operands)
+                found[line.name] = (line.type_text, *operands)
+    return found
 
 
 def _ops(

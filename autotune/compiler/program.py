@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.compiler.dump import DumpError, parse_schedule, parse_spilled_bytes
-from autotune.compiler.hlo import computation_lines
+from autotune.compiler.hlo import computation_lines, kernel_shapes
 from autotune.device import Device
 from autotune.evidence import Schedule
 
@@ -16,6 +16,8 @@ _CALLED = re.compile(
 )
 _KERNEL = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*custom_call_target=\"tpu_custom_call\"")
 _SERIAL = re.compile(r"\.(\d+)(?:\.\D.*)?$")
+
+_TRANSFORMS = "vmap|jvp|transpose|checkpoint|remat|rematted_computation|custom_jvp|custom_vjp"
 
 LONGEST_NAME = 180  # 255 bytes a file name, less the compiler's time stamp and pass name
 BUNDLES = "final_bundles.txt"
@@ -81,8 +83,12 @@ def _serial(instruction: str) -> int:
 
 
 def _instruction_pattern(name: str) -> re.Pattern[str]:
-    """HLO instruction names of a call: odd characters replaced, then a number."""
-    return re.compile(re.escape(re.sub(r"[^\w.\-]", "_", name)) + r"(?:\.\d+(?:\.\D.*)?)?")
+    """HLO instruction names of a call: odd characters replaced, then a number.
+
+    A transformation around a call shows in its name: `vmap(f)` is `vmap_f_`.
+    """
+    own = re.escape(re.sub(r"[^\w.\-]", "_", name))
+    return re.compile(rf"(?:(?:{_TRANSFORMS})_)*{own}_*(?:\.\d+(?:\.\D.*)?)?")
 
 
 def read_schedules(folder: Path, device: Device, call_names: Sequence[str]) -> tuple[Schedule, ...]:
@@ -93,21 +99,35 @@ def read_schedules(folder: Path, device: Device, call_names: Sequence[str]) -> t
     programs = sorted(folder.glob("*-TLP-hlo.txt"))
     if not programs:
         raise DumpError("the compiler left no dump of the program")
-    instructions = [n for p in programs for n in kernel_instructions(p.read_text())]
+    texts = [program.read_text() for program in programs]
+    instructions = [name for text in texts for name in kernel_instructions(text)]
+    shapes = {name: types for text in texts for name, types in kernel_shapes(text).items()}
+    dumped = {i: _dumped(folder, i, instructions, shapes) for i in instructions}
     spilled: dict[str, int] = {}
     for report in folder.glob("*-TLP-*-vmem_report.html"):
         spilled |= parse_spilled_bytes(report.read_text(errors="replace"))
     return tuple(
         parse_schedule(
-            _read(folder, instruction, BUNDLES),
-            _read(folder, instruction, UTILIZATION),
-            _read(folder, instruction, ALLOCATIONS),
+            _read(folder, dumped[instruction], BUNDLES),
+            _read(folder, dumped[instruction], UTILIZATION),
+            _read(folder, dumped[instruction], ALLOCATIONS),
             name,
             device,
-            spilled_bytes=spilled.get(instruction, 0),
+            spilled_bytes=spilled.get(dumped[instruction], 0),
         )
         for name, instruction in in_trace_order(instructions, call_names)
     )
+
+
+def _dumped(
+    folder: Path, instruction: str, instructions: Sequence[str], shapes: dict[str, tuple[str, ...]]
+) -> str:
+    """The instruction whose dump tells of this one: the compiler compiles equal kernels once."""
+    if any(_files(folder, instruction, BUNDLES)):
+        return instruction
+    base, own = _SERIAL.sub("", instruction), shapes.get(instruction)
+    equal = (i for i in instructions if _SERIAL.sub("", i) == base and shapes.get(i) == own)
+    return next((i for i in equal if any(_files(folder, i, BUNDLES))), instruction)
 
 
 def _read(folder: Path, instruction: str, part: str) -> str:

@@ -96,6 +96,24 @@ def test_a_loop_repeats_what_it_holds_as_often_as_xla_knows():
     assert ops()["negate"].repeats == 5
     unknown = MODULE.replace(', backend_config={"known_trip_count":{"n":"5"}}', "")
     assert ops(unknown)["negate"].repeats == 1
+    counter = MODULE.replace("constant(true)", "compare(%i, %five), direction=LT").replace(
+        "  ROOT %less",
+        "  %i = s32[]{:T(128)} get-tuple-element(%state.1), index=0\n"
+        "  %five = s32[]{:T(128)} constant(5)\n  ROOT %less",
+    )
+    counter = counter.replace(', backend_config={"known_trip_count":{"n":"5"}}', "")
+    assert ops(counter)["negate"].repeats == 1, "nothing says that the counter grows by one"
+    grows = counter.replace("tuple(%n, %negate)", "tuple(%more, %negate)").replace(
+        "  ROOT %next",
+        "  %one = s32[]{:T(128)} constant(1)\n  %more = s32[]{:T(128)} add(%n, %one)\n  ROOT %next",
+    )
+    assert ops(grows)["negate"].repeats == 5
+    copied = grows.replace("tuple(%zero.1,", "tuple(%first,").replace(
+        "  %start =", "  %first = s32[]{:T(128)} copy(%zero.1)\n  %start ="
+    )
+    assert ops(copied)["negate"].repeats == 5
+    assert ops(grows.replace("%zero.1 = s32[]{:T(128)} constant(0)", "%zero.1 = s32[]{:T(128)} "
+                             "constant(2)"))["negate"].repeats == 3  # fmt: skip
     nested = MODULE.replace(
         "  %negate =", '  %again = f32[] call(%x), to_apply=%add\n  %negate ='
     )  # fmt: skip

@@ -115,14 +115,59 @@ def _ops(
     types = {line.name: line.type_text for line in body}
     for line in body:
         if line.opcode in ("while", "conditional", "call"):
-            trips = _TRIPS.search(line.rest) if line.opcode == "while" else None
-            turns = repeats * int(trips[1]) if trips else repeats
+            turns = repeats * _trips(line, body, module) if line.opcode == "while" else repeats
             for name in line.called:
                 yield from _ops(module.get(name, ()), module, turns)
         elif _works(line):
             op = _op(line, body, types, module, repeats)
             if op.bytes_read or op.bytes_written or op.vmem_bytes or op.estimated_cycles:
                 yield op
+
+
+def _trips(
+    loop: Instruction, around: Sequence[Instruction], module: Mapping[str, Sequence[Instruction]]
+) -> int:
+    """Turns of a while loop: XLA's own figure, or those of a counter; 1 where neither is known.
+
+    A counter starts at a constant, grows by one and is compared with a constant.
+    """
+    if told := _TRIPS.search(loop.rest):
+        return int(told[1])
+    condition = re.search(r"condition=%([\w.\-]+)", loop.rest)
+    test = {i.name: i for i in module.get(condition[1] if condition else "", ())}
+    root = next((i for i in test.values() if i.root and i.opcode == "compare"), None)
+    if root is None or "direction=LT" not in root.rest:
+        return 1
+    counter, bound = (test.get(name) for name in root.operands)
+    place = re.search(r"index=(\d+)", counter.rest) if counter else None
+    body = {i.name: i for i in module.get(loop.called[0], ())}
+    result = next((i for i in body.values() if i.root), None)
+    start = next((i for i in around if i.name in loop.operands), None)
+    if place is None or bound is None or result is None or start is None:
+        return 1
+    number = int(place[1])
+    outer = {i.name: i for i in around}
+    first = _constant(_element(start, number, outer))
+    last = _constant(bound)
+    grows = _element(result, number, body)
+    steps = [_constant(body.get(name)) for name in grows.operands] if grows else []
+    by_one = grows is not None and grows.opcode == "add" and 1 in steps
+    return max(1, last - first) if by_one and first is not None and last is not None else 1
+
+
+def _element(
+    value: Instruction, number: int, lines: Mapping[str, Instruction]
+) -> Instruction | None:
+    known = value.opcode == "tuple" and number < len(value.operands)
+    found = lines.get(value.operands[number]) if known else None
+    while found is not None and found.opcode == "copy":
+        found = lines.get(found.operands[0])
+    return found
+
+
+def _constant(line: Instruction | None) -> int | None:
+    text = line.rest.partition(")")[0] if line and line.opcode == "constant" else ""
+    return int(text) if text.lstrip("-").isdigit() else None
 
 
 def _works(line: Instruction) -> bool:
@@ -261,8 +306,9 @@ def _instruction(line: str) -> Instruction | None:
         return None
     close = _closing(line, opcode.end() - 1)
     inside = line[opcode.end() : close - 1]
-    # A parameter's number stands where others have operands.
-    rest = f"{inside}){line[close:]}" if opcode[1] == "parameter" else line[close:]
+    # A parameter's number, or a constant's value, stands where others have operands.
+    own = opcode[1] in ("parameter", "constant")
+    rest = f"{inside}){line[close:]}" if own else line[close:]
     return Instruction(
         name=head[2], opcode=opcode[1], type_text=line[start:end],
         operands=tuple(_OPERAND.findall(inside)), rest=rest, root=bool(head[1]),

@@ -362,25 +362,37 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checked(status: str) -> Any:
     reason = None if status == "ok" else "is off by 0.5"
     found = Checked(status=status, reason=reason, how="256 of each axis, interpreted")
-    return lambda kernel, problem, config: found
+
+    class Fake:
+        def check(self, problem: Problem, config: Any) -> Checked:
+            return found
+
+        def close(self) -> None:
+            ended.append(status)
+
+    return Fake
+
+
+ended: list[str] = []
 
 
 def compile_verdict(results: Path, **request: Any) -> Verdict:
-    asked = gate.Request(against="compile", **request)
+    asked = gate.Request(against="compile", **{"checker": checked("ok"), **request})
     (found,) = gate.check(results, asked, jobs=1, progress=Quiet())
     return found
 
 
 @pytest.mark.compiler
 def test_a_wrong_output_is_a_regression_however_fast(swept: Path) -> None:
-    found = compile_verdict(swept, check=checked("ok"))
+    found = compile_verdict(swept, checker=checked("ok"))
     assert (found.outcome, found.checked) == ("pass", "256 of each axis, interpreted")
-    found = compile_verdict(swept, check=checked("wrong"), update=True)
+    found = compile_verdict(swept, checker=checked("wrong"), update=True)
     assert (found.outcome, found.updated) == ("regression", False), "no baseline may be wrong"
     assert found.reason.startswith("wrong output: is off by 0.5; ")
-    found = compile_verdict(swept, check=checked("crashed"))
+    found = compile_verdict(swept, checker=checked("crashed"))
     assert found.outcome == "inconclusive"
     assert "output not checked: crashed" in (found.checked or "")
+    assert ended == ["ok", "wrong", "crashed"], "what was started has ended"
 
 
 @pytest.mark.compiler

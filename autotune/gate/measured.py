@@ -16,6 +16,7 @@ from autotune.leaderboard import Board
 from autotune.measure.record import METHOD, Measured
 from autotune.measure.replay import Replay
 from autotune.measure.stage import Measurer
+from autotune.measure.tpu import TpuMeasurer
 from autotune.problem import Problem
 from autotune.row import Row
 
@@ -40,7 +41,7 @@ def opener(replay: Path | None) -> Callable[[str], Measurer | str]:
             return "no TPU is attached to this machine"
         if chip.name != device:
             return f"the TPU attached here is a {chip.name}, the baseline is of {device}"
-        return "no measurer"
+        return TpuMeasurer()
 
     return attached
 

@@ -6,17 +6,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from autotune import leaderboard, stale
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, Config
 from autotune.compiler import environment
 from autotune.errors import AutotuneError, InputError, KernelError
 from autotune.gate import compiled, measured
 from autotune.gate.verdict import INCONCLUSIVE, PASS, REGRESSION, Finding, Verdict
 from autotune.kernels import base
+from autotune.kernels.base import Kernel
 from autotune.leaderboard import Board
-from autotune.measure.check import Checked
+from autotune.measure.check import NO_REFERENCE, Checked
+from autotune.measure.interpreted import Interpreter
 from autotune.measure.stage import Measurer
 from autotune.problem import Problem
 from autotune.progress import Progress
@@ -24,15 +26,19 @@ from autotune.row import EVIDENCE, Row
 from autotune.search.prune import Stages
 from autotune.search.space import Space
 
-if TYPE_CHECKING:
-    from autotune.candidate import Config
-    from autotune.kernels.base import Kernel
-
-    Check = Callable[[Kernel, Problem, Config], Checked]
-
 EVIDENCE_OF = {"model": "model", "compile": "compiled", "measure": "measured"}
 TOLERANCE = {"model": 0.02, "compile": 0.02, "measure": 0.05}
 """`--against` -> the relative slowdown that passes unless another is asked for."""
+
+
+class Checker(Protocol):
+    """Says whether a config's output is right: `Interpreter`, or a test's fake."""
+
+    def check(self, problem: Problem, config: Config) -> Checked:
+        """The verdict at a reduced problem with the same block structure."""
+
+    def close(self) -> None:
+        """Ends what was started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +49,8 @@ class Request:
       against: `model`, `compile` or `measure`.
       tolerance: relative slowdown that still passes; None is `TOLERANCE`'s.
       update: write today's figures into the leaderboards, those of wrong or failing configs aside.
-      check: how the output of today's kernel is checked where compiled evidence is compared.
+      checker: opens, at the first board that needs it, what checks the output of today's kernel
+        where compiled evidence is compared.
       measurer: opens, at the first board that needs it, what takes fresh times on a device, or
         says why nothing can; used by `measure` only.
     """
@@ -51,7 +58,7 @@ class Request:
     against: str
     tolerance: float | None = None
     update: bool = False
-    check: Check | None = None
+    checker: Callable[[], Checker] = Interpreter
     measurer: Callable[[str], Measurer | str] = lambda device: "nothing here takes times"
 
     @property
@@ -97,6 +104,7 @@ class _Gate:
     request: Request
     stages: Stages
     measurers: dict[str, Measurer | str] = field(default_factory=dict)
+    checker: Checker | None = None
 
     def verdict(self, board: Board) -> Verdict:
         best = board.best
@@ -106,17 +114,21 @@ class _Gate:
             return self._about(board, best, Finding(outcome=INCONCLUSIVE, reason=reason))
         try:
             return self._evaluated(board, best)
+        except KernelError as error:
+            finding = Finding(outcome=REGRESSION, reason=f"fails today: {error}")
         except InputError as error:
             reason = f"cannot be asked for today: {error}"
-            return self._about(board, best, Finding(outcome=INCONCLUSIVE, reason=reason))
-        except KernelError as error:
-            reason = f"fails today: {error}"
-            return self._about(board, best, Finding(outcome=REGRESSION, reason=reason))
+            finding = Finding(outcome=INCONCLUSIVE, reason=reason)
+        except AutotuneError as error:  # the device is busy, or was lost
+            finding = Finding(outcome=INCONCLUSIVE, reason=str(error))
+        return self._about(board, best, finding)
 
     def close(self) -> None:
         for measurer in self.measurers.values():
             if not isinstance(measurer, str):
                 measurer.close()
+        if self.checker is not None:
+            self.checker.close()
 
     def _obstacle(self, board: Board, best: Row) -> str | None:
         """Why the board cannot be compared here, before anything is evaluated; else None."""
@@ -172,11 +184,13 @@ class _Gate:
         self, kernel: Kernel, problem: Problem, best: Row, finding: Finding
     ) -> tuple[Finding, str | None]:
         """`finding`, or a regression where the output is wrong; and how that was looked at."""
-        if self.request.check is None or self.request.evidence != "compiled":
-            return finding, None
-        if finding.today_ms is None:
-            return finding, None  # it does not run, which is reason enough
-        found = self.request.check(kernel, problem, json.loads(best.config))
+        if self.request.evidence != "compiled" or finding.today_ms is None:
+            return finding, None  # what does not compile needs no other fault
+        if kernel.reference is None:
+            return finding, NO_REFERENCE
+        if self.checker is None:
+            self.checker = self.request.checker()
+        found = self.checker.check(problem, json.loads(best.config))
         if found.status == "wrong":
             reason = f"wrong output: {found.reason}; {finding.reason}"
             return replace(finding, outcome=REGRESSION, reason=reason, wrong=True), found.how

@@ -144,8 +144,10 @@ def _line(text: str) -> str:
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1].rstrip() + "…"
 
 
-def crash(stderr: str, exit_code: int) -> Verdict:
+def crash(stderr: str, exit_code: int, *, busy: str = "compile", what: str = "compiler") -> Verdict:
     """Why a worker process ended: the line of its stderr that explains it, else the signal.
+
+    `busy` is what the worker was for, `what` it ran.
 
     libtpu's internal checks print a line `F1129 17:17:30.671779 1234 file.cc:42] Check failed: …`.
     The compiler's own end comes again; that of a process killed from outside need not.
@@ -156,9 +158,9 @@ def crash(stderr: str, exit_code: int) -> Verdict:
     told = next(iter(fatal or python), None)
     ended = signal.Signals(-exit_code).name if exit_code < 0 else f"exit status {exit_code}"
     if told is None:
-        reason = _line(f"the compile worker ended with {ended}")
+        reason = _line(f"the {busy} worker ended with {ended}")
     else:
         told = re.sub(r"^F\d{4} \S+\s+\d+ ", "", told)
-        reason = _line(f"the compiler aborted: {told} ({ended})")
+        reason = _line(f"the {what} aborted: {told} ({ended})")
     own_doing = -exit_code in (signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE)
     return Verdict(status="crashed", reason=reason, repeatable=own_doing)

@@ -7,12 +7,14 @@ how well they predict silicon: docs/vmem-and-latency-model.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from autotune import latency
 from autotune.device import Device
 from autotune.errors import KernelError
+from autotune.latency import PIPELINE, Latency, Work, skipped
 from autotune.vmem_model import (
     Allocation,
     VmemBill,
@@ -22,8 +24,8 @@ from autotune.vmem_model import (
 )
 
 if TYPE_CHECKING:
-    from autotune.call_record import Dot, PallasCall, Program, StepClass, Window
-    from autotune.evidence import Schedule, ScopeUse
+    from autotune.call_record import Dot, PallasCall, Program
+    from autotune.evidence import Schedule, ScopeUse, XlaOp
 
 __all__ = [
     "PIPELINE",
@@ -47,43 +49,7 @@ __all__ = [
     "vmem_limit_bytes",
 ]  # fmt: skip
 
-PIPELINE = ""  # the scope of code outside any named scope
 INNER_PIPELINE = "ep_"  # what the scopes of `pltpu.emit_pipeline`'s own code begin with
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Latency:
-    """A predicted time, in seconds, on one JAX device.
-
-    Attributes:
-      total_s: what is predicted: per step the longer of compute and transfer, plus overhead,
-        plus the first copy in and the last copy out.
-      compute_s, transfer_s: all compute, and all HBM traffic, as if nothing else took time.
-      overhead_s: the fixed cost of all grid steps.
-      cycles: cycles of a TensorCore for the whole problem; None without a schedule.
-      assumed: scopes whose executions the trace cannot tell (run-time data): every step is
-        assumed to run them.
-    """
-
-    total_s: float
-    compute_s: float
-    transfer_s: float
-    overhead_s: float
-    cycles: int | None = None
-    assumed: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        parts = (self.total_s, self.compute_s, self.transfer_s, self.overhead_s)
-        if not all(math.isfinite(part) and part >= 0 for part in parts):
-            raise ValueError(f"a latency is finite and not negative: {parts}")
-
-    @property
-    def bound(self) -> str:
-        """`compute`, `memory` or `overhead`: the largest of the three parts."""
-        parts = {
-            "compute": self.compute_s, "memory": self.transfer_s, "overhead": self.overhead_s,
-        }  # fmt: skip
-        return max(parts, key=lambda part: parts[part])
 
 
 def model_latency(
@@ -98,10 +64,18 @@ def model_latency(
       scope_counts: executions over the grid of scopes that rest on run-time data
         (`Kernel.scope_counts`); without, every step is assumed to run them.
     """
-    return _sum(
-        _on_timeline(call, flop_seconds(call, device), device, scope_counts or {})
+    return latency.summed(
+        latency.of_call(
+            call,
+            Work(
+                run_s=flop_seconds(call, device), scalar_s={},
+                step_s=device.step_overhead_s, skip_s=device.skip_overhead_s,
+            ),
+            device,
+            scope_counts or {},
+        )
         for call in program.calls
-    )
+    )  # fmt: skip
 
 
 def compiled_latency(
@@ -110,109 +84,38 @@ def compiled_latency(
     device: Device,
     *,
     scope_counts: Mapping[str, int] | None = None,
+    xla_ops: Iterable[XlaOp] = (),
 ) -> Latency:
     """The same timeline with the compiler's own cycles in place of FLOPs / peak.
 
-    A scope costs `scope_cycles` each time it runs; the pipeline's own bundles run every step.
+    A scope costs `scope_cycles` each time it runs, and what its scalar code adds; the pipeline's
+    own code runs every step. What XLA runs around the kernels comes on top.
 
     Args:
       schedules: one per call, in program order; of calls the compiler merged, one.
       scope_counts: as in `model_latency`.
+      xla_ops: of the same compiled program.
 
     Raises:
       KernelError: the schedules are not those of the program's calls.
     """
     parts = []
     for call, schedule in matched(program, schedules):
-        seconds = {n: c / device.clock_hz for n, c in run_cycles(call, schedule, device).items()}
-        prologue_s = schedule.prologue_bundles / device.clock_hz
-        parts.append(_on_timeline(call, seconds, device, scope_counts or {}, prologue_s=prologue_s))
-    total = _sum(parts)
-    return replace(total, cycles=round(total.compute_s * device.clock_hz))
-
-
-def _on_timeline(
-    call: PallasCall,
-    run_s: Mapping[str, float],
-    device: Device,
-    scope_counts: Mapping[str, int],
-    *,
-    prologue_s: float = 0.0,
-) -> Latency:
-    """The pipeline's timeline: a step's work overlaps the next copy in and the last copy out.
-
-    `run_s` is the time of one run of each scope; `PIPELINE` of one step outside any scope. Along
-    parallel axes the cores of a device share the steps, and its bandwidth.
-    """
-    known = {
-        s: n / call.grid_steps for s, n in scope_counts.items() if call.scopes.get(s, 0) is None
-    }
-    total = compute = transfer = overhead = 0.0
-    for step in call.classes:
-        busy = run_s.get(PIPELINE, 0.0) + sum(
-            known.get(scope, runs) * run_s.get(scope, 0.0) for scope, runs in step.scopes.items()
+        cycles = run_cycles(call, schedule, device)
+        scalar = run_cycles(call, schedule, device, cost=scalar_cycles)
+        work = Work(
+            run_s={name: n / device.clock_hz for name, n in cycles.items()},
+            scalar_s={name: n / device.clock_hz for name, n in scalar.items()},
+            step_s=device.issued_step_s,
+            skip_s=device.issued_step_s,
+            prologue_s=schedule.prologue_bundles / device.clock_hz,
+            held=latency.held_windows(call, schedule),
         )
-        moved = _copy_seconds(call, step, device)
-        fixed = device.skip_overhead_s if skipped(call, step) else device.step_overhead_s
-        total += step.steps * max(busy + fixed, moved)
-        compute += step.steps * busy
-        transfer += step.steps * moved
-        overhead += step.steps * fixed
-    edges_s = (call.fill_bytes + call.drain_bytes) / device.copy_bytes_per_s
-    share = call.repeats * (call.core_steps or call.grid_steps) / max(1, call.grid_steps)
-    return Latency(
-        total_s=total * share + (edges_s + prologue_s) * call.repeats,
-        compute_s=compute * share + prologue_s * call.repeats,
-        transfer_s=transfer * share + edges_s * call.repeats,
-        overhead_s=overhead * share,
-        assumed=tuple(sorted(n for n, r in call.scopes.items() if r is None and n not in known)),
-    )
-
-
-def _copy_seconds(call: PallasCall, step: StepClass, device: Device) -> float:
-    """Seconds a step's copies need: all bytes at the HBM's rate, or the slowest single copy.
-
-    Where the device's `dma_bytes_per_s` is known, a copy takes latency + bytes / rate however idle
-    the HBM is. An input copy has the steps its window has buffers ahead; an output copy has until
-    the next one of its window.
-    """
-    shared = (step.next_in_bytes + step.prev_out_bytes) / device.copy_bytes_per_s
-    slowest = shared * call.parallel_splits
-    if device.dma_bytes_per_s is None:
-        return slowest
-    for window in _moving(call, "input", step.next_in_copies):
-        size = min(step.next_in_bytes, window.bytes_moved / window.copies)
-        time_s = device.dma_latency_s + size / device.dma_bytes_per_s
-        slowest = max(slowest, time_s / max(1, window.buffers - 1))
-    for window in _moving(call, "output", step.prev_out_copies):
-        size = min(step.prev_out_bytes, window.bytes_moved / window.copies)
-        time_s = device.dma_latency_s + size / device.dma_bytes_per_s
-        slowest = max(slowest, time_s * window.copies / call.grid_steps)
-    return slowest
-
-
-def _moving(call: PallasCall, role: str, number: int) -> list[Window]:
-    """The `number` windows of a role that are copied most often."""
-    copied = [w for w in call.windows if w.role == role and w.memory != "hbm" and w.copies]
-    return sorted(copied, key=lambda w: -w.copies)[:number]
-
-
-def skipped(call: PallasCall, step: StepClass) -> bool:
-    """Whether the step does nothing, in a call that does something: no named scope and no dot."""
-    works = bool(call.executed_flops) or any(name != PIPELINE for name in call.scopes)
-    return works and not step.scopes and not step.flops
-
-
-def _sum(parts: Iterable[Latency]) -> Latency:
-    """Calls of a program run one after the other."""
-    parts = tuple(parts)
-    return Latency(
-        total_s=math.fsum(p.total_s for p in parts),
-        compute_s=math.fsum(p.compute_s for p in parts),
-        transfer_s=math.fsum(p.transfer_s for p in parts),
-        overhead_s=math.fsum(p.overhead_s for p in parts),
-        assumed=tuple(sorted({name for p in parts for name in p.assumed})),
-    )
+        parts.append(latency.of_call(call, work, device, scope_counts or {}))
+    cycles_in_all = round(math.fsum(p.compute_s for p in parts) * device.clock_hz)
+    around_s = latency.around_seconds(xla_ops, device)
+    total = latency.summed(parts, around_s=around_s, launch_s=device.launch_s)
+    return replace(total, cycles=cycles_in_all)
 
 
 def _runs(call: PallasCall) -> dict[str, int]:
@@ -264,24 +167,42 @@ def scope_cycles(use: ScopeUse, device: Device) -> int:
     return max(use.bundles, mxu_limit_cycles(use, device))
 
 
-def run_cycles(call: PallasCall, schedule: Schedule, device: Device) -> dict[str, float]:
+def scalar_cycles(use: ScopeUse, device: Device) -> float:
+    """Cycles that scalar code takes beyond its bundles: so many for each slot of the scalar unit.
+
+    Source: `Device.scalar_cycles`. Vector code of attention kernels has next to no scalar slots;
+    the pipeline's own code, and branches on prefetched tables, are little else.
+    """
+    return device.scalar_cycles * use.units.get("SALU", 0)
+
+
+def run_cycles(
+    call: PallasCall,
+    schedule: Schedule,
+    device: Device,
+    cost: Callable[[ScopeUse, Device], float] | None = None,
+) -> dict[str, float]:
     """Cycles of one run of each scope, and under `PIPELINE` of one step outside any.
+
+    `cost` is that of a scope's text run once, `scope_cycles` unless given.
 
     A scope that stands in the text several times (unrolled, or in both branches of a condition)
     costs its share; what lies in a rolled loop runs as often as the trace says, the rest once.
     """
+    cost = cost or scope_cycles
     runs = _runs(call)
     cycles: dict[str, float] = {}
     for name, use in schedule.scopes.items():
-        once: float = scope_cycles(use.outside_loops(), device)
-        if name == PIPELINE:
-            once = max(0.0, once - schedule.prologue_bundles)
+        outside = use.outside_loops()
+        once = float(cost(outside, device))
+        if name == PIPELINE and outside.bundles:
+            once *= max(0.0, 1 - schedule.prologue_bundles / outside.bundles)
         cycles[name] = once / max(1, call.scope_regions.get(name, 1))
         levels = call.loops.get(name, ())
         for level, loop in enumerate(use.loops):
             # A loop that no trace knows of is one the compiler made of straight code.
             trips, copies = levels[level] if level < len(levels) else (runs.get(name, 0), 1)
-            turn = scope_cycles(loop, device) / max(1, copies)
+            turn = cost(loop, device) / max(1, copies)
             cycles[name] += turn * trips / max(1, runs.get(name, 0))
     return cycles
 

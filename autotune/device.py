@@ -12,12 +12,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autotune.errors import UnknownNameError
 
 KIB = 2**10
 MIB = 2**20
+UNKNOWN_BANDS = {"model": 0.75, "compiled": 0.25}
+"""Bands where nothing was measured on the chip: wide, for want of anything to narrow them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +53,17 @@ class Device:
         block (docs/vmem-and-latency-model.md).
       peak_ops_per_s: dtype name -> peak multiply-add throughput (2 ops each) per JAX device.
       matmul_dtypes: operand dtypes the MXU multiplies, from `TpuInfo.is_matmul_supported`.
-      step_overhead_s: fixed cost of a grid step; `skip_overhead_s`: of a step that does nothing.
+      step_overhead_s: fixed cost of a grid step where no schedule is known (model evidence);
+        `skip_overhead_s`: of a step that does nothing.
       overhead_source: where those two come from.
+      scalar_cycles: cycles a slot of the scalar unit costs beyond its bundle.
+      issued_step_s: fixed cost of a grid step beyond its compiled code.
+      launch_s: fixed cost of one run of a compiled program.
+      op_overhead_s: fixed cost of an XLA operation around the kernels.
+      vmem_bytes_per_s: rate at which such an operation moves what XLA keeps in VMEM.
+      bands: evidence -> kernel ("*" for any other) -> half width of the band around a predicted
+        latency, as a share of it: what 90 % of the calibration's residuals stayed within.
+      sources: constant -> where it comes from, for those that are fitted.
     """
 
     name: str
@@ -77,6 +89,13 @@ class Device:
     step_overhead_s: float
     skip_overhead_s: float
     overhead_source: str
+    scalar_cycles: float = 0.0
+    issued_step_s: float = 0.0
+    launch_s: float = 0.0
+    op_overhead_s: float = 0.0
+    vmem_bytes_per_s: float = 2e13
+    bands: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def usable_vmem_bytes(self) -> int:
@@ -101,6 +120,11 @@ class Device:
         """TensorCore clock: bf16 peak / (2 · MXUs · size² · rows per cycle), all cores."""
         macs = self.cores * self.num_mxus * self.mxu_size**2 * self.mxu_rows_per_cycle
         return self.peak_ops_per_s["bfloat16"] / (2 * macs)
+
+    def band(self, evidence: str, kernel: str) -> float:
+        """Half width of the band around a latency predicted for `kernel`, as a share of it."""
+        known = self.bands.get(evidence, {})
+        return known.get(kernel, known.get("*", UNKNOWN_BANDS.get(evidence, 0.0)))
 
     def peak(self, dtype: str) -> float | None:
         """Peak multiply-add ops/s per JAX device for operands of `dtype`; None where unknown."""

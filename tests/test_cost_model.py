@@ -41,10 +41,13 @@ def make_call(**more) -> PallasCall:
     return PallasCall(**fields)
 
 
-def step_class(steps: int, *, scopes=None, next_in=1_000_000, copies=1, out=0, flops=10**9):
+def step_class(
+    steps: int, *, scopes=None, next_in=1_000_000, copies=1, out=0, flops=10**9, ins=(), outs=()
+):
     return StepClass(
         steps=steps, scopes={"step": 1} if scopes is None else scopes, next_in_bytes=next_in,
         next_in_copies=copies, prev_out_bytes=out, prev_out_copies=int(out > 0), flops=flops,
+        next_in_windows=ins, prev_out_windows=outs,
     )  # fmt: skip
 
 
@@ -334,7 +337,7 @@ def test_a_single_copy_on_tpu7x_takes_latency_and_its_own_rate():
     # 2 MiB an operand and step: the published 1024³ Ironwood matmul took 3.33 us a step.
     call = make_call(
         windows=(window(copies=10, bytes_moved=20 * MIB), window(copies=10, bytes_moved=20 * MIB)),
-        classes=(step_class(10, next_in=4 * MIB, copies=2),),
+        classes=(step_class(10, next_in=4 * MIB, copies=2, ins=(0, 1)),),
     )
     latency = cost_model.model_latency(program(call), TPU7X)
     assert latency.transfer_s / 10 == pytest.approx(0.42e-6 + 2 * MIB / 7.2e11)
@@ -344,7 +347,7 @@ def test_a_single_copy_on_tpu7x_takes_latency_and_its_own_rate():
 def test_a_third_buffer_gives_a_copy_two_steps():
     def transfer(buffers: int) -> float:
         one = window(copies=10, bytes_moved=20 * MIB, buffers=buffers)
-        call = make_call(windows=(one,), classes=(step_class(10, next_in=2 * MIB),))
+        call = make_call(windows=(one,), classes=(step_class(10, next_in=2 * MIB, ins=(0,)),))
         return cost_model.model_latency(program(call), TPU7X).transfer_s
 
     assert transfer(2) == pytest.approx(2 * transfer(3))
@@ -352,7 +355,8 @@ def test_a_third_buffer_gives_a_copy_two_steps():
 
 def test_an_output_copy_has_until_the_next_one():
     out = window("output", copies=2, bytes_moved=8 * MIB)
-    call = make_call(windows=(out,), classes=(step_class(2, next_in=0, copies=0, out=4 * MIB),))
+    step = step_class(2, next_in=0, copies=0, out=4 * MIB, outs=(0,))
+    call = make_call(windows=(out,), classes=(step,))
     latency = cost_model.model_latency(program(call), TPU7X)
     assert latency.transfer_s / 2 == pytest.approx(4 * MIB / (3.7e12 * 0.87))
 
@@ -368,10 +372,11 @@ def test_a_window_copied_once_does_not_slow_the_steps():
 
 def test_compiled_latency_is_cycles_over_the_clock_plus_overhead():
     schedule = make_schedule({"": use(150), "step": use(850)}, prologue=50)
-    latency = cost_model.compiled_latency(program(make_call()), [schedule], V6E)
+    chip = replace(V6E, issued_step_s=0.4e-6, launch_s=3e-6)
+    latency = cost_model.compiled_latency(program(make_call()), [schedule], chip)
     assert latency.cycles == 10 * (100 + 850) + 50
     assert latency.compute_s == pytest.approx(latency.cycles / V6E.clock_hz)
-    assert latency.total_s == pytest.approx(latency.compute_s + 10 * 0.4e-6)
+    assert latency.total_s == pytest.approx(latency.compute_s + 10 * 0.4e-6 + 3e-6)
     assert isinstance(latency.cycles, int)
 
 

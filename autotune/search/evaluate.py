@@ -97,15 +97,18 @@ class Judge:
             return self._rated(row)
         assert judged.program is not None
         try:
-            return self._scheduled(row, judged, compiled.schedules)
+            return self._scheduled(row, judged, compiled)
         except KernelError as error:
             return self._rated(replace(row, status="failed", reason=str(error)))
 
-    def _scheduled(self, row: Row, judged: Judged, schedules: tuple[Schedule, ...]) -> Row:
+    def _scheduled(self, row: Row, judged: Judged, compiled: Compiled) -> Row:
         """`row` with what the final schedules say. Raises KernelError for another program's."""
         program, counts = judged.program, self.scope_counts(judged.candidate)
         assert program is not None
-        latency = cost_model.compiled_latency(program, schedules, self.device, scope_counts=counts)
+        schedules = compiled.schedules
+        latency = cost_model.compiled_latency(
+            program, schedules, self.device, scope_counts=counts, xla_ops=compiled.xla_ops
+        )
         uses = [use for s in schedules for use in s.scopes.values()]
         row = replace(
             row,
@@ -178,21 +181,39 @@ class Judge:
         )
 
     def _rated(self, row: Row) -> Row:
-        """`row` with MFU and effective TFLOP/s of its strongest latency.
+        """`row` with MFU, effective TFLOP/s and the band of its strongest latency.
 
         A latency that beats the chip's peak is no latency: such a row fails, so that a fault in a
         model or a timer can never win.
         """
         latency_ms = row.latency_measured_ms or row.latency_compiled_ms or row.latency_model_ms
         if row.status != "ok" or latency_ms is None:
-            return replace(row, mfu=None, effective_tflops=None)
+            return replace(
+                row, mfu=None, effective_tflops=None, latency_low_ms=None, latency_high_ms=None
+            )
         seconds = latency_ms / 1e3
         dtype = self.peak_dtype or self.problem.dtype
         mfu = cost_model.mfu(self.flops, seconds, self.device, dtype)
         if suspect := cost_model.suspect_reason(mfu):
             return replace(row, status="failed", reason=suspect)
         tflops = cost_model.effective_tflops(self.flops, seconds)
-        return replace(row, mfu=mfu, effective_tflops=tflops)
+        low_ms, high_ms = self._band(row, latency_ms)
+        return replace(
+            row, mfu=mfu, effective_tflops=tflops, latency_low_ms=low_ms, latency_high_ms=high_ms
+        )
+
+    def _band(self, row: Row, latency_ms: float) -> tuple[float, float]:
+        """Milliseconds that the true latency lies between, 9 times of 10.
+
+        Of samples their own 5 % and 95 % quantiles; of a prediction the calibration's residuals.
+        """
+        if row.latency_measured_ms is not None:
+            samples = sorted(row.samples_ms or [latency_ms])
+            last = len(samples) - 1
+            return samples[round(0.05 * last)], samples[round(0.95 * last)]
+        evidence = "compiled" if row.latency_compiled_ms is not None else "model"
+        width = self.device.band(evidence, self.problem.kernel)
+        return latency_ms / (1 + width), latency_ms * (1 + width)
 
 
 def _executions(program: Program, counts: Mapping[str, int]) -> dict[str, dict[str, int | None]]:

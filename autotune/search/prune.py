@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from autotune import constants, evidence
 from autotune import device as devices
-from autotune import evidence
 from autotune.candidate import Candidate
 from autotune.compiler import environment
 from autotune.compiler.cache import Cache, CompileCache, content_key
@@ -53,13 +53,17 @@ class Stages:
             yield cls(pool=pool, cache=cache, progress=progress, fresh=fresh)
 
     def judge(self, kernel: Kernel, problem: Problem) -> Judge:
-        """The judge of a problem: its FLOP count and its kernel's fingerprint."""
+        """The judge of a problem: its FLOP count, its kernel's fingerprint, its device's constants.
+
+        Raises InputError for a calibration file that cannot be read.
+        """
+        device = constants.calibrated(_as_flagged(devices.get(problem.device)))
         return Judge(
             problem=problem,
-            device=_as_flagged(devices.get(problem.device)),
+            device=device,
             flops=base.ask(kernel, "flops", kernel.flops, problem),
             kernel_fingerprint=self._fingerprint(problem.kernel),
-            method_fingerprint=self._method_fingerprint(),
+            method_fingerprint=self._method_fingerprint(device),
             peak_dtype=base.ask(kernel, "multiplied_dtype", kernel.multiplied_dtype, problem),
             scope_counts=partial(_scope_counts, kernel, problem),
         )
@@ -157,10 +161,11 @@ class Stages:
             self._fingerprints[source] = kernel_fingerprint(source)
         return self._fingerprints[source]
 
-    def _method_fingerprint(self) -> str:
+    def _method_fingerprint(self, device: Device) -> str:
         return content_key(
             {
                 "models": self._fingerprint("autotune.search.evaluate:Judge"),
+                "constants": constants.fingerprint(device),
                 "record": record_fingerprint(),
                 "flags": environment.compile_flags(os.environ),
             }

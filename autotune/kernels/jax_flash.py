@@ -86,7 +86,8 @@ def _arrays(problem: Problem) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 def _build_forward(problem: Problem, config: Config) -> Call:
     shape, options = problem.shape, problem.options
-    sizes = jax_flash.BlockSizes(**{name: config[name] for name in FORWARD})
+    named: dict[str, Any] = {name: config[name] for name in FORWARD}
+    sizes = jax_flash.BlockSizes(**named)
     (q, k, _), keywords = _arrays(problem), (options["causal"], options["sm_scale"], sizes, False)
     ids: tuple[Any, ...] = ()
     if options["segment_ids"]:
@@ -175,7 +176,8 @@ def _default(names: tuple[str, ...]) -> Callable[[Problem, Device], Config]:
 
     def default(problem: Problem, device: Device) -> Config:
         axes = ("batch", "q_heads", "q_len", "kv_len", "head_dim_qk")
-        sizes = jax_flash.BlockSizes.get_default(*(problem.shape[axis] for axis in axes))
+        shape = (problem.shape[axis] for axis in axes)
+        sizes: Any = jax_flash.BlockSizes.get_default(*shape)  # type: ignore[no-untyped-call]
         return {name: getattr(sizes, name) for name in names}
 
     return default

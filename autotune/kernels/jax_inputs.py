@@ -10,7 +10,6 @@ import jax.numpy as jnp
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
-@functools.partial(jax.jit, static_argnames=("arrays", "ids", "scale"))
 def draw(
     key: jax.Array, *, arrays: Shapes, ids: Shapes = (), scale: float = 1.0
 ) -> tuple[jax.Array, ...]:
@@ -19,6 +18,11 @@ def draw(
     `ids` are [batch, q_len] and [batch, kv_len]: packed documents of about 1/8 of the keys. Query i
     has the id of key i, or of the last key, so that under a causal mask it sees a key: itself.
     """
+    return _draw(key, arrays=arrays, ids=ids, scale=scale)  # type: ignore[no-any-return]
+
+
+@functools.partial(jax.jit, static_argnames=("arrays", "ids", "scale"))
+def _draw(key: jax.Array, *, arrays: Shapes, ids: Shapes, scale: float) -> tuple[jax.Array, ...]:
     keys = jax.random.split(key, len(arrays) + 1)
     drawn = [jax.random.normal(k, a.shape, jnp.float32) for k, a in zip(keys, arrays, strict=False)]
     drawn[0] = drawn[0] * scale

@@ -49,7 +49,7 @@ def jax_mask(mask: Mask, q_len: int, kv_len: int) -> Any:
     return functools.reduce(join, parts)
 
 
-class _Rows(jax_masks.Mask):  # type: ignore[misc]
+class _Rows(jax_masks.Mask):
     """Any mask of ours as one of JAX's, read block by block."""
 
     def __init__(self, mask: Mask, shape: tuple[int, int]) -> None:
@@ -67,8 +67,9 @@ class _Rows(jax_masks.Mask):  # type: ignore[misc]
         return np.asarray(((columns >= lo) & (columns < hi)).any(axis=0))
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _Rows) and self._shape == other._shape
-        return same and self._mask == other._mask  # type: ignore[union-attr]
+        if not isinstance(other, _Rows):
+            return NotImplemented
+        return self._shape == other._shape and self._mask == other._mask
 
     def __hash__(self) -> int:
         return hash((json.dumps(self._mask.json()), self._shape))

@@ -36,7 +36,7 @@ def gathered(problem: Problem, pages: Any) -> np.ndarray:
     """float64[batch, kv_len, …] of pages [total pages, page_size, …]."""
     rows = np.asarray(pages).astype(np.float64)[page_table(problem)]
     flat = rows.reshape(len(rows), -1, *rows.shape[3:])
-    return flat[:, : problem.shape["kv_len"]]
+    return np.asarray(flat[:, : problem.shape["kv_len"]])
 
 
 def check_heads(problem: Problem) -> None:

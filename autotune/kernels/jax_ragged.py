@@ -69,10 +69,8 @@ def _check(problem: Problem) -> None:
 def _heads_a_block(problem: Problem) -> tuple[int, int]:
     """q heads and combined (k and v) heads of a grid step, by JAX's rule."""
     dtype, s = jnp.dtype(problem.dtype), problem.shape
-    found: tuple[int, int] = jax_kernel.get_min_heads_per_blk(
-        s["q_heads"], 2 * s["kv_heads"], dtype, dtype
-    )
-    return found
+    rule: Callable[..., tuple[int, int]] = jax_kernel.get_min_heads_per_blk
+    return rule(s["q_heads"], 2 * s["kv_heads"], dtype, dtype)
 
 
 def _build(problem: Problem, config: Config) -> Call:
@@ -102,8 +100,18 @@ def _tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]:
     return {
         "num_kv_pages_per_block": pages.up_to(pages.searched(problem, powers), count),
         "num_queries_per_block": pages.up_to(queries, 2**20),
-        "vmem_limit_bytes": vmem_limit_tunable(device),
+        "vmem_limit_bytes": _vmem_limit(problem, device),
     }
+
+
+def _vmem_limit(problem: Problem, device: Device) -> Tunable:
+    """The default limit where the largest key block searched fits it with a quarter to spare."""
+    s, limit = problem.shape, vmem_limit_tunable(device)
+    tokens = min(pages.MOST_TOKENS, pages.pages_per_sequence(problem) * s["page_size"])
+    itemsize = jnp.dtype(problem.dtype).itemsize
+    buffers = 2 * tokens * _heads_a_block(problem)[1] * s["head_dim"] * itemsize
+    fits = buffers <= device.scoped_vmem_bytes * 3 // 4
+    return Tunable(values=limit.values[:1] if fits else limit.values[-1:], check=limit.check)
 
 
 def _illegal(problem: Problem, config: Config, device: Device) -> str | None:
@@ -129,7 +137,8 @@ def _default(problem: Problem, device: Device) -> Config:
     q_heads, combined = _heads_a_block(problem)
     count, tokens = pages.pages_per_sequence(problem), s["batch"] * s["q_len"]
     sizes = (q_heads, combined // 2, s["head_dim"], s["page_size"], tokens, count)
-    key = tuned_block_sizes.simplify_key((problem.dtype, problem.dtype, *sizes))
+    simplify: Callable[..., Any] = tuned_block_sizes.simplify_key
+    key = simplify((problem.dtype, problem.dtype, *sizes))
     name = " ".join(device.kind.split()[:2])  # "TPU v6 lite" is "TPU v6" there
     fallback = (32, 32) if device.name == "v4" else (128, 32)
     found = tuned_block_sizes.TUNED_BLOCK_SIZES.get(name, {})

@@ -198,7 +198,7 @@ def block_sizes(problem: Problem, config: Config) -> Any:
 
 def default(problem: Problem, device: Device) -> Config:
     """`BlockSizes.get_default()` of the installed JAX."""
-    sizes = jax_splash.BlockSizes.get_default()
+    sizes: Any = jax_splash.BlockSizes.get_default()  # type: ignore[no-untyped-call]
     names = FORWARD + ((*DKV, *DQ) if problem.options["grad"] else ())
     found: dict[str, Scalar] = {name: getattr(sizes, name) for name in names}
     found |= {name: getattr(sizes, name).name for name in LAYOUTS}

@@ -43,14 +43,14 @@ def report(
 
     Exit status: 0; 2 for bad input.
     """
-    boards = [b for b in stored(results) if problem is None or _matches(b, problem)]
+    boards = [b for b in stored(results) if problem is None or matches(b, problem)]
     if not boards:
         about = f" matching --problem {problem!r}" if problem else ""
         raise InputError(f"no leaderboard{about} in {results}; `autotune sweep CONFIG` makes them")
     write(boards, format, top=top, output=output)
 
 
-def _matches(board: Board, text: str) -> bool:
+def matches(board: Board, text: str) -> bool:
     first = board.rows[0]
     return any(
         text in (field or "") for field in (first.problem_name, first.kernel, board.path.stem)

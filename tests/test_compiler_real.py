@@ -81,6 +81,30 @@ def test_a_program_of_several_calls_gives_a_schedule_for_each_in_order(pool, chi
     assert first == other == 2 * second
 
 
+def test_a_kernel_without_scopes_is_split_alike_by_trace_and_schedule(pool):
+    asked = {"device": "v6e", "shape": {"m": 1024, "k": 128, "n": 1}}
+    traced = Task(problem=task("JAX_FLASH", {}, **asked).problem, candidate=Candidate.of({}),
+                  kind="trace")  # fmt: skip
+    compiled = compile_one(pool, "JAX_FLASH", {}, **asked)
+    ((_, said),) = pool.run([traced])
+    (call,), (schedule,) = said.program.calls, compiled.schedules
+    assert call.marking == "marked"
+    assert set(schedule.scopes) == set(call.scopes) == {"", "init", "step", "finalize"}
+    with_products = {scope for scope, use in schedule.scopes.items() if use.mxu_rows}
+    assert with_products == {scope for scope, n in call.scope_flops.items() if n} == {"step"}
+
+
+def test_xlas_work_around_the_kernels_is_part_of_the_record(pool):
+    compiled = compile_one(pool, "TWO_CALLS", B256, device="v6e")
+    assert compiled.xla_ops, "a scaling between the calls and a softmax behind them"
+    assert sum(op.bytes_read + op.bytes_written + op.vmem_bytes for op in compiled.xla_ops) >= (
+        512 * 512 * (2 + 4)
+    )
+    assert not {op.name for op in compiled.xla_ops} & {"tile.1", "tile.2", "other.1"}
+    alone = compile_one(pool, "MATMUL", B256, device="v6e")
+    assert alone.xla_ops == ()
+
+
 def test_the_same_candidate_gives_the_same_record_again(pool):
     records = [compile_one(pool, "MATMUL", B256, device="v6e") for _ in range(2)]
     assert records[0].schedules == records[1].schedules

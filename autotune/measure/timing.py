@@ -37,14 +37,16 @@ class Effort:
       first, more: runs of each program in the first round, and in each one after it.
       most: runs of each program at which to stop whatever the spread is.
       spread: half-width of the median's 95 % interval, as a share of it, that suffices.
-      round_ms: device time of one round, where that allows fewer runs; never fewer than 3.
+      round_ms: time of one round, where that allows fewer runs; never fewer than 3.
+      total_ms: time of all rounds, after which no more is begun.
     """
 
-    first: int = 10
+    first: int = 3
     more: int = 10
     most: int = 100
     spread: float = 0.005
-    round_ms: float = 2000.0
+    round_ms: float = 2_000.0
+    total_ms: float = 60_000.0
 
 
 def interleaved(programs: Sequence[str], runs: int, seed: int) -> list[str]:
@@ -74,8 +76,9 @@ def time_on_host(
     """As `time_on_device`, on a clock that also counts dispatch and waiting.
 
     An empty program runs among the others, and its median is taken off. As jitter may be larger
-    than what is left, a sample is the median of `1 / HOST_SAMPLES` of the runs; a program with a
-    sample that is not above the baseline cannot be told from it and has none.
+    than what is left, a sample is the median of `1 / HOST_SAMPLES` of the runs. A program whose
+    samples are not above 0, or differ by more than their median, cannot be told from nothing and
+    has none.
     """
     effort = replace(effort, more=4 * effort.more, most=4 * effort.most)
 
@@ -110,7 +113,8 @@ def _rounds(
         kept = {p: s for p, s in found.items() if not isinstance(s, TraceError)}
         base, done = base_ms(found), max(map(len, kept.values()), default=0)
         wide = [p for p, s in kept.items() if p != EMPTY and half_width(s, base) > effort.spread]
-        if done >= effort.most or not wide:
+        spent_ms = sum(map(sum, kept.values()))
+        if done >= effort.most or spent_ms >= effort.total_ms or not wide:
             break
         once_ms = sum(map(statistics.median, kept.values()))
         runs = min(effort.more, max(3, int(effort.round_ms / once_ms)), effort.most - done)
@@ -140,7 +144,7 @@ def _above(base_ms: float, samples: list[float] | TraceError) -> list[float] | T
         return samples
     parts = [samples[part::HOST_SAMPLES] for part in range(HOST_SAMPLES)]
     net = [statistics.median(part) - base_ms for part in parts if part]
-    if min(net) > 0:
+    if min(net) > 0 and max(net) - min(net) <= statistics.median(net):
         return net
     return TraceError(
         f"the host clock cannot tell it from a program that does nothing ({base_ms:.4g} ms)"

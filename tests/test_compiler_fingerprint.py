@@ -100,10 +100,23 @@ def test_hashing_a_built_in_kernel_imports_neither_it_nor_jax():
 
 
 def test_every_built_in_kernel_lies_where_its_fingerprint_looks():
-    from autotune.kernels.registry import REGISTRY
+    from autotune.kernels.registry import DISTRIBUTIONS, REGISTRY
 
-    modules = {place.partition(":")[0] for place in REGISTRY.values()}
-    assert len({kernel_fingerprint(name) for name in REGISTRY}) == len(modules)
+    missing = [p for p, package in DISTRIBUTIONS.items() if not importlib.util.find_spec(package)]
+    names = [name for name in REGISTRY if name.partition(".")[0] not in missing]
+    modules = {REGISTRY[name].partition(":")[0] for name in names}
+    assert len({kernel_fingerprint(name) for name in names}) == len(modules)
+
+
+def test_another_project_s_release_is_part_of_its_kernels_fingerprint(monkeypatch):
+    from autotune.compiler import fingerprint
+
+    found = []
+    for version in ("1.0", "1.1"):
+        monkeypatch.setattr(fingerprint.metadata, "version", lambda name, v=version: v)
+        found.append((kernel_fingerprint("tokamax.splash"), kernel_fingerprint("matmul")))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
 
 
 def test_a_package_that_only_an_import_hook_finds_counts(tmp_path, monkeypatch):

@@ -43,7 +43,8 @@ def built(kernel: Kernel, problem: Problem, config: Config) -> Call:
 def _kind(value: object) -> str:
     if isinstance(value, tuple):
         return "a tuple of " + (", ".join(type(v).__name__ for v in value) or "nothing")
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def checked_output(kernel: Kernel, problem: Problem, call: Call) -> Call:

@@ -1,0 +1,66 @@
+"""The examples run as their files say, and compute what they claim."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune import leaderboard
+from autotune.compiler.environment import unavailable
+from autotune.kernels import base
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return base.load("rmsnorm_matmul:KERNEL", beside=str(EXAMPLES))
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_the_rmsnorm_matmul_is_tuned_to_compiled_evidence_from_any_folder(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "autotune", "sweep", str(EXAMPLES / "rmsnorm_matmul.yaml"),
+         "--trials", "4", "--jobs", "1", "--results", "found"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    (board,) = leaderboard.boards(tmp_path / "found")
+    assert not isinstance(board, Exception)
+    assert board.best is not None
+    assert board.best.evidence == "compiled"
+    assert board.default is not None
+    assert board.default.rank is not None
+    assert board.best.latency_compiled_ms < board.default.latency_compiled_ms
+    pruned = [row for row in board.rows if row.status == "pruned"]
+    assert pruned, "whole rows of x and 1024 columns of w do not fit"
+    assert all("of VMEM, of 32.00 MiB allowed on v6e" in row.reason for row in pruned)
+
+
+@pytest.mark.parametrize(
+    "config", [{"block_m": 16, "block_n": 128}, {"block_m": 48, "block_n": 384}]
+)
+def test_the_rmsnorm_matmul_computes_its_reference(kernel, config):
+    problem = base.make_problem(kernel, device="v6e", shape={"m": 48, "k": 256, "n": 384})
+    function, arguments = kernel.build(problem, config)
+    keys = jax.random.split(jax.random.key(0), len(arguments))
+    arrays = [
+        jax.random.normal(key, a.shape, a.dtype) for key, a in zip(keys, arguments, strict=True)
+    ]
+    with pltpu.force_tpu_interpret_mode():
+        got = np.asarray(jax.jit(function)(*arrays), np.float64)
+    want = np.asarray(kernel.reference(problem, *arrays), np.float64)
+    assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
+
+
+def test_the_rmsnorm_matmul_s_rules_say_what_is_allowed(kernel):
+    problem = base.make_problem(kernel, device="v6e", shape={"m": 48, "k": 256, "n": 384})
+    tunables = kernel.tunables(problem, None)
+    assert tunables["block_m"].check(48) is None
+    assert tunables["block_m"].check(32) == "a multiple of 8 that divides 48"
+    assert tunables["block_n"].check(192) == "a multiple of 128 that divides 384"

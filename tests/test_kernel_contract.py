@@ -1,0 +1,99 @@
+"""What a user's kernel does wrong is one clear line with the right status; right, it is costed."""
+
+import contract_kernels
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.compiler.environment import unavailable
+from autotune.compiler.pool import CompilePool
+from autotune.compiler.task import Task
+from autotune.errors import InputError, KernelError
+from autotune.kernels import base
+from autotune.problem import Problem
+from autotune.tuning import tune
+
+SHAPE = {"m": 512, "n": 256}
+BREACHES = {
+    "RAISES": ("failed", "<lambda> raised RuntimeError: rows of 7 do not fit"),
+    "NO_CALL": ("failed", "<lambda> holds no pallas_call: there is nothing to tune"),
+    "WRONG_SHAPE": ("failed", "the call returns [64, 256], its reference [512, 256]"),
+    "WRONG_SHAPE_SAID": ("failed", "the call returns [64, 256], its output [512, 256]"),
+    "WRONG_COUNT": (
+        "failed",
+        "the call returns [512, 256] and [512, 256], its reference [512, 256]",
+    ),
+    "LACKS_AXIS": ("failed", "the problem's shape has no 'k', only m, n"),
+    "LACKS_OPTION": ("failed", "the problem's options has no 'causal', only nothing"),
+    "NO_PAIR": ("failed", "build gave a function, not (function, arguments)"),
+    "NO_STRUCTS": ("failed", "argument 0 of build is an int, not a jax.ShapeDtypeStruct"),
+    "KEEPS": ("ok", None),
+    "NUMPY_REFERENCE": ("ok", None),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    tasks = [
+        Task(
+            problem=Problem(
+                kernel=f"contract_kernels:{name}", device="v6e", shape=SHAPE, dtype="float32"
+            ),
+            candidate=Candidate.of({"rows": 128}),
+            kind="trace",
+        )
+        for name in BREACHES
+    ]
+    with CompilePool(jobs=1, timeout_s=120) as pool:
+        return {t.problem.kernel.partition(":")[2]: answer for t, answer in pool.run(tasks)}
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_a_breach_of_the_contract_is_one_clear_line(name, verdicts):
+    status, told = BREACHES[name]
+    answer = verdicts[name]
+    assert answer.status == status, answer.reason
+    if told is None:
+        assert answer.reason is None
+    else:
+        assert told.removeprefix("<lambda> ") in answer.reason
+        assert "\n" not in answer.reason
+
+
+def test_a_kernel_that_counts_flops_by_an_axis_it_lacks_is_told_which_it_has():
+    with pytest.raises(KernelError, match=r"the problem's shape has no 'k', only m, n"):
+        base.make_problem(contract_kernels.FLOPS_LACK_AXIS, device="v6e", shape=SHAPE,
+                          dtype="float32")  # fmt: skip
+
+
+def test_an_axis_the_problem_lacks_is_named_with_those_the_kernel_needs():
+    with pytest.raises(InputError, match=r"shape: lacks 'n' \(keeps needs m, n\)"):
+        base.make_problem(contract_kernels.KEEPS, device="v6e", shape={"m": 8}, dtype="float32")
+
+
+def test_a_program_of_two_calls_is_costed_as_their_sum():
+    one, two = (
+        tune(kernel, shape=SHAPE, dtype="float32", device="v6e", space={"rows": 128},
+             until="model", jobs=1).iloc[0]
+        for kernel in (contract_kernels.KEEPS, contract_kernels.TWICE)
+    )  # fmt: skip
+    assert two.hbm_bytes == 2 * one.hbm_bytes
+    assert two.grid_steps == 2 * one.grid_steps
+    assert two.latency_model_ms == pytest.approx(2 * one.latency_model_ms)
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_scratch_beyond_vmem_is_rejected_for_that_by_the_model_or_by_the_compiler():
+    board = tune(
+        contract_kernels.HUNGRY, shape=SHAPE, dtype="float32", device="v6e", jobs=1, trials=9
+    )
+    found = {row.config: row for row in board.itertuples()}
+    carried = found['{"carried": true, "scratch_mib": 40}']
+    assert carried.status == "pruned"
+    assert carried.evidence == "model"
+    assert "40" in carried.reason
+    assert "MiB of VMEM, of 32.00 MiB allowed on v6e" in carried.reason
+    fresh = found['{"carried": false, "scratch_mib": 40}']
+    assert (fresh.status, fresh.evidence) == ("oom", "compiled")
+    assert fresh.reason.startswith("VMEM: ")
+    assert found['{"carried": true, "scratch_mib": 1}'].status == "ok"

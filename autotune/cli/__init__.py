@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from autotune.cli import best, explain, gate, listing, report, sweep
+from autotune.cli import best, calibrate, explain, export, gate, listing, report, sweep
 from autotune.cli.app import app
 
-__all__ = ["app", "best", "explain", "gate", "listing", "main", "report", "sweep"]
+__all__ = [
+    "app",
+    "best",
+    "calibrate",
+    "explain",
+    "export",
+    "gate",
+    "listing",
+    "main",
+    "report",
+    "sweep",
+]
 
 
 def main() -> None:

@@ -1,0 +1,154 @@
+"""`BlockSizes(...)` expressions for JAX's flash and splash attention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from autotune.export.entry import CannotExpressError, Entry, Export
+
+FLASH = "jax.experimental.pallas.ops.tpu.flash_attention"
+SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel"
+Fields = Mapping[str, str | int | bool | None]
+
+_NO_LIMIT = "JAX's kernels take no VMEM limit"
+_SUB_BLOCK = "JAX's kernel has no sub-block of queries"
+
+
+def splash(entry: Entry) -> Fields:
+    """The fields of splash attention's `BlockSizes`.
+
+    Raises CannotExpressError for a kernel whose blocks mean something else.
+    """
+    config = entry.config
+    if entry.row.kernel == "jax.splash":
+        names = (
+            "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv",
+            "block_kv_dkv_compute", "block_q_dq", "block_kv_dq", "use_fused_bwd_kernel",
+            "q_layout", "k_layout", "v_layout",
+        )  # fmt: skip
+        return {name: config[name] for name in names if config.get(name) is not None}
+    if entry.row.kernel != "splash":
+        raise CannotExpressError(
+            f"JAX's flash and splash attention have no {entry.row.kernel} in them"
+        )
+    return _own_forward(entry)
+
+
+def _own_forward(entry: Entry) -> Fields:
+    """Windows and the keys' sub-block of this project's forward kernels mean what JAX's do."""
+    block_q, block_kv = entry.block("block_q", "q_len"), entry.block("block_kv", "kv_len")
+    entry.must_be("vmem_limit_bytes", None, why=_NO_LIMIT)
+    entry.must_be("block_q_compute", None, block_q, why=_SUB_BLOCK)
+    compute = entry.config.get("block_kv_compute") or block_kv
+    if block_kv % compute or compute % 128:
+        raise CannotExpressError(f"its block_kv_compute {compute} does not divide {block_kv}")
+    return {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": compute}
+
+
+def _flash_forward(entry: Entry) -> Fields:
+    own = _own_forward(entry)
+    return {
+        "block_q": own["block_q"],
+        "block_k_major": own["block_kv"],
+        "block_k": own["block_kv_compute"],
+        "block_b": 1,
+    }
+
+
+def _flash_dq(entry: Entry) -> Fields:
+    return {
+        "block_k_major_dq": entry.block("block_kv_major", "kv_len"),
+        "block_k_dq": entry.block("block_kv"),
+        "block_q_dq": entry.block("block_q_major", "q_len"),
+    }
+
+
+def _flash_dkv(entry: Entry) -> Fields:
+    return {
+        "block_q_major_dkv": entry.block("block_q_major", "q_len"),
+        "block_k_major_dkv": entry.block("block_kv_major", "kv_len"),
+        "block_k_dkv": entry.block("block_kv"),
+        "block_q_dkv": entry.block("block_q"),
+    }
+
+
+def _named(*names: str) -> Callable[[Entry], Fields]:
+    return lambda entry: {name: entry.block(name) for name in names}
+
+
+_FORWARD = {
+    "jax.flash": _named("block_q", "block_k_major", "block_k", "block_b"),
+    "flash_fwd": _flash_forward,
+}
+_BACKWARD = {
+    "jax.flash_dkv": _named("block_q_major_dkv", "block_k_major_dkv", "block_k_dkv", "block_q_dkv"),
+    "flash_dkv": _flash_dkv,
+    "jax.flash_dq": _named("block_k_major_dq", "block_k_dq", "block_q_dq"),
+    "flash_dq": _flash_dq,
+}
+
+
+def export(found: Sequence[Entry]) -> Export:
+    """One expression a splash board, and one a flash problem: its forward, dkv and dq together."""
+    blocks: list[str] = []
+    refused: list[str] = []
+    flash = [e for e in found if e.row.kernel in _FORWARD | _BACKWARD]
+    for group in _groups(flash):
+        try:
+            blocks.append(_flash_text(group))
+        except CannotExpressError as reason:
+            refused += [f"{entry.name}: {reason}" for entry in group]
+    for entry in found:
+        if entry in flash:
+            continue
+        try:
+            blocks.append(_text(SPLASH, [entry], splash(entry)))
+        except CannotExpressError as reason:
+            refused.append(f"{entry.name}: {reason}")
+    files = {"block_sizes.py": "\n".join(blocks)} if blocks else {}
+    return Export(files=files, refused=tuple(refused))
+
+
+def _groups(found: Iterable[Entry]) -> list[list[Entry]]:
+    """Boards of one attention problem: same kernels' family, device, shape, dtype, causality."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in found:
+        family = entry.row.kernel.partition("flash")[0]
+        options = [entry.options.get(n) for n in ("causal", "sm_scale", "scale", "logit_soft_cap")]
+        key = json.dumps([family, entry.row.device, entry.shape, entry.dtype, options],
+                         sort_keys=True)  # fmt: skip
+        groups.setdefault(key, []).append(entry)
+    return list(groups.values())
+
+
+def _flash_text(group: Sequence[Entry]) -> str:
+    by_kernel = {entry.row.kernel.removeprefix("jax."): entry for entry in group}
+    forward = by_kernel.get("flash") or by_kernel.get("flash_fwd")
+    if forward is None:
+        raise CannotExpressError(
+            "BlockSizes needs the forward's blocks too; tune jax.flash as well"
+        )
+    used = [forward]
+    fields = dict(_FORWARD[forward.row.kernel](forward))
+    dkv, dq = by_kernel.get("flash_dkv"), by_kernel.get("flash_dq")
+    if (dkv is None) != (dq is None):
+        raise CannotExpressError("BlockSizes needs the blocks of both dq and dkv, or of neither")
+    for entry in filter(None, (dkv, dq)):
+        fields |= _BACKWARD[entry.row.kernel](entry)
+        used.append(entry)
+    return _text(FLASH, used, fields)
+
+
+def _text(module: str, used: Sequence[Entry], fields: Fields) -> str:
+    lines = [f"# {entry.comment}" for entry in used]
+    kernels = {entry.row.kernel for entry in used}
+    if not all(kernel.startswith("jax.") for kernel in kernels):
+        lines.append(f"# Tuned on {', '.join(sorted(kernels))}: the same blocks of another kernel.")
+    names = "BlockSizes, QKVLayout" if any("layout" in n for n in fields) else "BlockSizes"
+    lines.append(f"# from {module} import {names}")
+    lines.append("BlockSizes(")
+    for name, value in fields.items():
+        text = f"QKVLayout.{value}" if name.endswith("_layout") else repr(value)
+        lines.append(f"    {name}={text},")
+    return "\n".join([*lines, ")", ""])

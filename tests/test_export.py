@@ -1,0 +1,370 @@
+"""Exports: loaded by the real library where it is installed, and nothing lost unseen."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from boards import problem, row, store, store_matmul
+from ruamel.yaml import YAML
+from test_cli import call
+
+from autotune import export as exports
+from autotune.export import Entry
+from autotune.export.entry import CannotExpressError
+from autotune.kernels import base
+
+SHAPE = {
+    "batch": 4, "q_heads": 16, "kv_heads": 16, "q_len": 4096, "kv_len": 4096, "head_dim_qk": 128,
+    "head_dim_v": 128,
+}  # fmt: skip
+LAYOUTS = {"q_layout": "HEAD_DIM_MINOR", "k_layout": "SEQ_MINOR", "v_layout": "HEAD_DIM_MINOR"}
+SPLASH = {"block_q": 1024, "block_kv": 2048, "block_kv_compute": 512, **LAYOUTS}
+GRAD = {
+    **SPLASH, "block_q_dkv": 512, "block_kv_dkv": 1024, "block_kv_dkv_compute": 512,
+    "block_q_dq": 512, "block_kv_dq": 1024, "use_fused_bwd_kernel": False,
+}  # fmt: skip
+FLASH = {"block_q": 512, "block_k_major": 1024, "block_k": 512, "block_b": 1}
+FLASH_DQ = {"block_q_dq": 512, "block_k_major_dq": 1024, "block_k_dq": 512}
+FLASH_DKV = {
+    "block_q_major_dkv": 1024, "block_q_dkv": 512, "block_k_major_dkv": 1024, "block_k_dkv": 512,
+}  # fmt: skip
+OWN = {
+    "block_q": 512, "block_kv": 1024, "block_q_compute": 512, "block_kv_compute": 512,
+    "vmem_limit_bytes": None,
+}  # fmt: skip
+TOKAMAX = {
+    "block_q": 1024, "block_kv": 1024, "block_kv_compute": 512, "q_layout": 1, "k_layout": 2,
+    "v_layout": 1, "use_base2_exp": True, "use_experimental_scheduler": True,
+}  # fmt: skip
+TOKAMAX_BACKWARD = {
+    "block_q_dkv": 2048, "block_kv_dkv": 2048, "block_kv_dkv_compute": 512, "use_base2_exp": True,
+    "dq_reduction_steps": None, "q_layout": 1, "k_layout": 1, "v_layout": 1,
+}  # fmt: skip
+
+
+def keep(results: Path, kernel: str, config: dict[str, Any], **about: Any) -> None:
+    columns = {n: about.pop(n) for n in ("samples_ms", "evidence") if n in about}
+    asked = problem(kernel, {**SHAPE, **about.pop("shape", {})}, name=kernel, **about)
+    store(results, row(asked, config, 1.5, **columns))
+
+
+def entry(kernel: str, config: dict[str, Any], **about: Any) -> Entry:
+    asked = problem(kernel, {**SHAPE, **about.pop("shape", {})}, name="a", **about)
+    return Entry(row=row(asked, config, 1.5), shape=asked.shape, options=asked.options,
+                 dtype=asked.dtype, config=config)  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    status, out, err = call(capsys, "export", *arguments)
+    assert status == 0, err
+    return out, err
+
+
+def splash_of(text: str) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as jax
+
+    return eval(text, {"BlockSizes": jax.BlockSizes, "QKVLayout": jax.QKVLayout})
+
+
+def flash_of(text: str) -> Any:
+    from jax.experimental.pallas.ops.tpu import flash_attention as jax
+
+    return eval(text, {"BlockSizes": jax.BlockSizes})
+
+
+@pytest.mark.parametrize("config", [SPLASH, GRAD], ids=["forward", "grad"])
+def test_jaxs_splash_loads_in_jax_with_every_field(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "jax.splash", config, options={"grad": config is GRAD})
+    out, err = run(capsys, "jax", str(tmp_path))
+    sizes = splash_of(out)
+    for name, value in config.items():
+        got = getattr(sizes, name)
+        assert (got.name if "layout" in name else got) == value
+    assert sizes.has_backward_blocks == (config is GRAD)
+    assert "1.500 ms compiled" in out
+    assert not err
+
+
+def test_a_fused_backward_pass_has_no_dq_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fused = {**GRAD, "use_fused_bwd_kernel": True, "block_q_dq": None, "block_kv_dq": None}
+    keep(tmp_path, "jax.splash", fused, options={"grad": True})
+    sizes = splash_of(run(capsys, "jax", str(tmp_path))[0])
+    assert sizes.use_fused_bwd_kernel
+    assert sizes.has_backward_blocks
+    settings = YAML(typ="safe").load(run(capsys, "maxtext", str(tmp_path))[0])
+    assert settings["sa_use_fused_bwd_kernel"] is True
+    assert "sa_block_q_dq" not in settings
+
+
+def test_the_three_boards_of_jaxs_flash_are_one_expression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "jax.flash", FLASH, options={"causal": True})
+    sizes = flash_of(run(capsys, "jax", str(tmp_path))[0])
+    assert not sizes.has_backward_blocks
+    keep(tmp_path, "jax.flash_dq", FLASH_DQ, options={"causal": True})
+    status, out, err = call(capsys, "export", "jax", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert "both dq and dkv, or of neither" in err
+    keep(tmp_path, "jax.flash_dkv", FLASH_DKV, options={"causal": True})
+    sizes = flash_of(run(capsys, "jax", str(tmp_path))[0])
+    assert sizes.has_backward_blocks
+    for name, value in {**FLASH, **FLASH_DQ, **FLASH_DKV}.items():
+        assert getattr(sizes, name) == value
+
+
+def test_this_projects_kernels_are_exported_where_the_blocks_mean_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "flash_fwd", OWN)
+    keep(tmp_path, "flash_dq", {"block_q_major": 512, "block_kv_major": 2048, "block_kv": 1024})
+    keep(tmp_path, "flash_dkv", {"block_q_major": 1024, "block_q": 512, "block_kv_major": 2048,
+                                 "block_kv": 1024})  # fmt: skip
+    sizes = flash_of(text := run(capsys, "jax", str(tmp_path))[0])
+    assert (sizes.block_q, sizes.block_k_major, sizes.block_k, sizes.block_b) == (512, 1024, 512, 1)
+    assert (sizes.block_q_dq, sizes.block_k_major_dq, sizes.block_k_dq) == (512, 2048, 1024)
+    assert (sizes.block_q_major_dkv, sizes.block_q_dkv) == (1024, 512)
+    assert (sizes.block_k_major_dkv, sizes.block_k_dkv) == (2048, 1024)
+    assert "# Tuned on flash_dkv, flash_dq, flash_fwd: the same blocks of another kernel." in text
+    assert splash_of(run(capsys, "jax", str(_only(tmp_path, "splash", OWN)))[0]).block_kv == 1024
+
+
+def _only(tmp_path: Path, kernel: str, config: dict[str, Any]) -> Path:
+    keep(tmp_path / kernel, kernel, config)
+    return tmp_path / kernel
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"block_q_compute": 256}, "block_q_compute is 256; JAX's kernel has no sub-block"),
+        ({"vmem_limit_bytes": 1 << 26}, "JAX's kernels take no VMEM limit"),
+        ({"block_q": 768, "block_q_compute": 768}, "block_q 768 does not divide q_len 4096"),
+        ({"block_kv_compute": 384}, "block_kv_compute 384 does not divide 1024"),
+        ({"block_q": None}, "its block_q is null, not a block size"),
+    ],
+)
+def test_blocks_that_mean_something_else_are_refused_with_the_reason(
+    change: dict[str, Any], told: str
+) -> None:
+    made = exports.export("jax", [entry("splash", {**OWN, **change})])
+    assert not made.files
+    assert told in made.refused[0]
+
+
+def test_what_a_target_cannot_express_is_listed_and_the_rest_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "jax.splash", SPLASH)
+    store_matmul(tmp_path, 512, 512, 512, about={"name": "up"})
+    reasons = {
+        "jax": "JAX's flash and splash attention have no matmul in them",
+        "maxtext": "MaxText's sa_ settings are of splash, not matmul",
+    }
+    for target, told in reasons.items():
+        out, err = run(capsys, target, str(tmp_path))
+        assert "block_q" in out
+        assert err == f"autotune: not exported: up on v6e: {told}\n"
+
+
+def test_maxtexts_settings_are_those_of_its_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "jax.splash", GRAD, options={"grad": True})
+    settings = YAML(typ="safe").load(run(capsys, "maxtext", str(tmp_path))[0])
+    assert settings == {
+        "sa_block_q": 1024, "sa_block_kv": 2048, "sa_block_kv_compute": 512,
+        "sa_block_q_dkv": 512, "sa_block_kv_dkv": 1024, "sa_block_kv_dkv_compute": 512,
+        "sa_block_q_dq": 512, "sa_block_kv_dq": 1024, "sa_use_fused_bwd_kernel": False,
+        "sa_q_layout": "HEAD_DIM_MINOR", "sa_k_layout": "SEQ_MINOR",
+        "sa_v_layout": "HEAD_DIM_MINOR",
+    }  # fmt: skip
+
+
+def test_maxtext_runs_tokamaxs_splash_under_settings_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "tokamax.splash", TOKAMAX)
+    keep(tmp_path, "jax.splash", SPLASH)
+    text, _ = run(capsys, "maxtext", str(tmp_path))
+    of_jax, of_tokamax = YAML(typ="safe").load_all(text)
+    assert "use_tokamax_splash" not in of_jax
+    assert of_tokamax == {
+        "use_tokamax_splash": True, "sa_block_q": 1024, "sa_block_kv": 1024,
+        "sa_block_kv_compute": 512, "sa_q_layout": "HEAD_DIM_MINOR", "sa_k_layout": "SEQ_MINOR",
+        "sa_v_layout": "HEAD_DIM_MINOR", "use_splash_scheduler": True, "sa_use_base2_exp": True,
+    }  # fmt: skip
+    stacked = entry("tokamax.splash", {**TOKAMAX, "num_stacked_q_heads": 2})
+    assert "no setting for it" in exports.export("maxtext", [stacked]).refused[0]
+
+
+@pytest.mark.parametrize("release", ["0.0.12", "0.0.17"])
+def test_tokamaxs_cache_has_the_form_of_its_release(
+    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "tokamax.splash", TOKAMAX, device="tpu7x", evidence="measured",
+         samples_ms=[1.5, 1.6])  # fmt: skip
+    out, _ = run(capsys, "tokamax", str(tmp_path), "--tokamax-release", release)
+    ((arguments, configs),) = json.loads(out).items()
+    ((config, times),) = configs.items()
+    assert json.loads(config) == TOKAMAX
+    assert times["evaluation_times_ms"] == [1.5, 1.6]
+    assert times["metadata"]["evidence"] == "measured"
+    asked = json.loads(arguments)
+    assert (asked["q"], asked["k"]) == ("bf16[4,4096,16,128]", "bf16[4,4096,16,128]")
+    assert asked["logits_scale"] == 0.08838834764831843, "to the last bit"
+    assert asked["mask"] == {
+        "bool_mask": None, "q_start": None, "q_end": None, "k_start": None, "k_end": None,
+        **({"is_causal": True} if release == "0.0.12" else
+           {"causal_mask": {"offset": 0, "window_size": None}}),
+    }  # fmt: skip
+
+
+def test_several_caches_go_into_the_folders_tokamax_looks_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for device in ("v6e", "tpu7x"):
+        keep(tmp_path, "tokamax.splash", TOKAMAX, device=device)
+    keep(tmp_path, "tokamax.splash", TOKAMAX_BACKWARD, options={"pass": "backward"})
+    status, out, err = call(capsys, "export", "tokamax", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert "takes 3 files" in err
+    folder = tmp_path / "cache"
+    out, _ = run(capsys, "tokamax", str(tmp_path), "--output", str(folder))
+    assert not out
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*.json")) == [
+        "tpu7x/pallas_mosaic_tpu_flash_attention.json",
+        "tpu_v6_lite/pallas_mosaic_tpu_flash_attention.json",
+        "tpu_v6_lite/pallas_mosaic_tpu_flash_attention_vjp.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "told"),
+    [
+        ({}, {"grad": True}, "grad times both passes as one"),
+        ({}, {"mask": {"local": {"left": 1, "right": None}}}, "its mask is"),
+        ({}, {"max_logit_const": 30.0}, "no place for max_logit_const"),
+        ({}, {"operand_layout": "bhtd"}, "bthd only"),
+        ({"num_stacked_q_heads": 2}, {}, "its num_stacked_q_heads is 2"),
+        ({"qk_diag_skip": True}, {}, "its qk_diag_skip is true"),
+        ({"fuse_reciprocal": False}, {}, "its fuse_reciprocal is false"),
+    ],
+)
+def test_what_tokamaxs_cache_has_no_field_for_is_refused(
+    change: dict[str, Any], options: dict[str, Any], told: str
+) -> None:
+    made = exports.export("tokamax", [entry("tokamax.splash", {**TOKAMAX, **change},
+                                            options=options)])  # fmt: skip
+    assert not made.files
+    assert told in made.refused[0]
+
+
+LOAD = """
+import sys
+import jax, jax.numpy as jnp
+from importlib import metadata
+from tokamax._src.autotuning import cache
+from tokamax._src.ops.attention import pallas_mosaic_tpu as forward
+from tokamax._src.ops.attention import pallas_mosaic_tpu_vjp as backward
+folder = sys.argv[1]
+read = lambda name: open(f"{folder}/tpu7x/pallas_mosaic_tpu_flash_attention{name}.json").read()
+array = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype)
+op = forward.PallasMosaicTpuFlashAttention()
+loaded = cache._get_cache_adapter(op).validate_json(read(""))
+by_key = {op.bind(**k).autotuning_cache_key: v for k, v in loaded.items()}
+q = array(4, 4096, 16, 128)
+asked = op.bind(q, q, q, is_causal=True)
+config = by_key[asked.autotuning_cache_key].fastest_config
+assert (config.block_q, config.block_kv_compute, int(config.k_layout)) == (1024, 512, 2), config
+assert config.use_experimental_scheduler is True
+op = backward.PallasMosaicTpuFlashAttentionVjp()
+((arguments, times),) = cache._get_cache_adapter(op).validate_json(read("_vjp")).items()
+assert times.fastest_config.block_q_dkv == 2048
+assert arguments["dout"].shape == (4, 4096, 16, 128), arguments
+print(metadata.version("tokamax"))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason="tokamax is an extra")
+def test_tokamax_loads_its_cache_and_finds_the_config_of_the_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    keep(results, "tokamax.splash", TOKAMAX, device="tpu7x")
+    keep(results, "tokamax.splash", TOKAMAX_BACKWARD, device="tpu7x", options={"pass": "backward"})
+    run(capsys, "tokamax", str(results), "--output", str(tmp_path / "cache"))
+    done = subprocess.run([sys.executable, "-c", LOAD, str(tmp_path / "cache")],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_json_takes_every_board_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_matmul(tmp_path, 512, 512, 512, about={"name": "up"})
+    keep(tmp_path, "flash_fwd", {**OWN, "block_q_compute": 256})
+    document = json.loads(run(capsys, "json", str(tmp_path))[0])
+    assert [c["kernel"] for c in document["configs"]] == ["flash_fwd", "matmul"]
+    assert document["configs"][0]["config"]["block_q_compute"] == 256
+    assert document["configs"][1]["problem"]["shape"] == {"m": 512, "k": 512, "n": 512}
+    only = json.loads(run(capsys, "json", str(tmp_path), "--problem", "up", "--device", "v6e")[0])
+    assert [c["problem_name"] for c in only["configs"]] == ["up"]
+
+
+BAD = {
+    "target": (["keras", "."], "'keras'"),
+    "no results": (["jax", "gone"], "no results at gone"),
+    "no match": (["jax", "r", "--problem", "x"], "no best config matching --problem 'x' in r"),
+    "another device": (["jax", "r", "--device", "v4"], "matching --device 'v4' in r"),
+    "device": (["jax", "r", "--device", "v9"], "unknown device 'v9'"),
+    "nothing": (["maxtext", "r"], "nothing here can be exported to maxtext: up on v6e: "),
+    "release": (["tokamax", "r", "--tokamax-release", "9"], "--tokamax-release '9'"),
+    "output": (["json", "r", "--output", "none/x"], "--output none/x cannot be written"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, told = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    store_matmul(Path("r"), 512, 512, 512, about={"name": "up"})
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = call(capsys, "export", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_real_boards_keys_are_the_names_the_exports_read() -> None:
+    """The tunables of the kernels themselves, so that a renamed one is not lost unseen."""
+    from autotune import device as devices
+
+    shape = {k: v for k, v in SHAPE.items() if k != "batch"}
+    chip = devices.get("v6e")
+    for name in ("jax.splash", "jax.flash", "flash_fwd", "splash"):
+        kernel = base.load(name)
+        about = base.make_problem(kernel, device="v6e", shape=shape)
+        assert kernel.default is not None
+        config = dict(kernel.canonical(about, kernel.default(about, chip)))
+        found = Entry(row=row(about, config, 1.0), shape=about.shape, options=about.options,
+                      dtype=about.dtype, config=config)  # fmt: skip
+        made = exports.export("jax", [found])
+        assert not made.refused, made.refused
+
+
+def test_a_refusal_is_an_error_of_its_own() -> None:
+    with pytest.raises(CannotExpressError, match="its block_q is true"):
+        entry("splash", {"block_q": True}).block("block_q")

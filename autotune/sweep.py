@@ -106,8 +106,8 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
             replay=replay if reach.last == "measure" else None,
             attached=reach.attached,
             timer=plan.timer,
+            seed=plan.seed,
             timeout_s=plan.timeout_s,
-            progress=progress,
         ) as crew,
         Stages.open(
             jobs=plan.jobs, timeout_s=plan.timeout_s, fresh=plan.fresh, progress=progress
@@ -172,11 +172,12 @@ def _measured(work: _Work, plan: Plan, stages: Stages, crew: Crew, reach: _Reach
             crew.measurable(problem, work.survivors, stages.progress),
             _budget(work.spec, plan),
         )
-        with shared.measuring(
+        with shared.Timing(
             stages, work.judge, work.space, survivors, trials=budget.trials, fleet=crew.fleet,
             measurer=crew.measurer(problem), source=crew.source,
-        ) as evaluate:  # fmt: skip
-            rows |= time_survivors(survivors, evaluate, budget=budget, seed=plan.seed)
+        ) as timing:  # fmt: skip
+            rows |= time_survivors(survivors, timing, budget=budget, seed=plan.seed)
+            rows |= {} if crew.replay else timing.confirmed()
         crew.fleet.measured(problem.key)
     kernel = base.load(problem.kernel)
     return leaderboard.merge(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from autotune import device as chips
 from autotune.candidate import Candidate
@@ -24,6 +21,8 @@ from autotune.search.fleet import Fleet, joined
 
 STUDIES = "studies.db"
 """The storage of sweeps that name none, in the results directory."""
+QUEUE_S = 24 * 3600.0
+"""How long a sweep waits for another that times on this machine; two would disturb each other."""
 TIMERS = {"device": "device_profile", "host": "host_clock"}
 
 
@@ -100,8 +99,8 @@ def gathered(
     replay: Replay | None,
     attached: Device | None,
     timer: str,
+    seed: int,
     timeout_s: float,
-    progress: Progress,
 ) -> Iterator[Crew]:
     """The crew for as long as the context is open. An attached TPU is this sweep's alone.
 
@@ -109,6 +108,7 @@ def gathered(
       storage_url: None is a file in `results`, made when something is to be timed.
       attached: the TPU to time on; None where a recording answers or nothing is timed.
       timer: `device` or `host`.
+      seed: of the inputs and of the order in which programs run.
       timeout_s: of one candidate.
 
     Raises:
@@ -122,16 +122,17 @@ def gathered(
         results.mkdir(parents=True, exist_ok=True)
     source = TIMERS[timer] if replay is None else replay.source
     with ExitStack() as stack:
-        opened = storage.opened(storage_url or f"sqlite:///{results / STUDIES}")
+        url = storage_url or f"sqlite:///{results / STUDIES}"
+        opened = stack.enter_context(closing(storage.opened(url)))
         fleet = stack.enter_context(joined(opened))
         tpu = None
         if attached is not None:
-            stack.enter_context(_alone_on_the_tpu(progress))
             from autotune.measure.tpu import TpuMeasurer
 
-            measurer = TpuMeasurer(attached, timer=timer, timeout_s=timeout_s)
-            stack.callback(measurer.close)
-            tpu = attached, measurer
+            measurer = TpuMeasurer(
+                timer=TIMERS[timer], seed=seed, timeout_s=timeout_s, wait_s=QUEUE_S
+            )
+            tpu = attached, stack.enter_context(measurer)
         yield Crew(
             fleet=fleet,
             shares_compiling=storage_url is not None,
@@ -139,17 +140,3 @@ def gathered(
             tpu=tpu,
             source=source,
         )
-
-
-@contextmanager
-def _alone_on_the_tpu(progress: Progress) -> Iterator[None]:
-    """One sweep a machine times at a time: two would time each other's contention."""
-    lock = FileLock(Path(tempfile.gettempdir()) / "autotune-tpu.lock", mode=0o666)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress.note("autotune: another sweep is timing on this machine's TPU; waiting for it")
-        lock.acquire()
-    with lock:
-        lock.release()  # of the acquisition above; the context holds its own
-        yield

@@ -33,7 +33,7 @@ class Topic:
     """What a study is about; its parts make the study's name.
 
     Attributes:
-      stage: `compile` or `measure`.
+      stage: `compile`, `measure`, or `confirm` with the number of candidates measured before.
       subject: kernel, device and problem key.
       method: versions and sources that records depend on.
       candidates: all legal ones. A study never sees others: Optuna refuses a parameter whose values

@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from autotune import evidence, versions
 from autotune.candidate import Candidate
 from autotune.compiler import environment
 from autotune.measure import record
+from autotune.measure.confirm import confirm
 from autotune.measure.record import Measured
 from autotune.measure.stage import Measurer
 from autotune.row import Row
@@ -21,6 +23,8 @@ from autotune.search.ledger import Codec, Ledger, Topic
 from autotune.search.prune import Stages
 from autotune.search.space import Space
 from autotune.search.study import Evaluate, objective_ms
+
+Samples = dict[Candidate, Measured]
 
 
 @contextmanager
@@ -51,58 +55,103 @@ def compiling(
         yield stages.compile(judge, total, ledger.share)
 
 
-@contextmanager
-def measuring(
-    stages: Stages,
-    judge: Judge,
-    space: Space,
-    judged: Sequence[Judged],
-    *,
-    trials: int,
-    fleet: Fleet,
-    measurer: Measurer | None,
-    source: str,
-) -> Iterator[Evaluate]:
-    """Times candidates of `judged`, each on one host of the fleet.
+class Timing:
+    """The measuring stage of one problem, an `Evaluate`: each candidate is timed by one host.
 
     Without a measurer, this host takes over what living others find.
 
     Args:
+      judged: what can be timed, with the rows it has so far.
+      trials: the budget, for the progress shown.
       source: whose times they are: the timer's, or a recording's.
     """
-    problem, progress = judge.problem, stages.progress
-    rows = {j.candidate: j.row for j in judged}
-    progress.start(problem.label, "measure", min(len(rows), trials))
-    codec = Codec(
-        encode=record.to_json,
-        decode=record.from_json,
-        latency_ms=lambda c, measured: objective_ms(judge.measured(rows[c], measured)),
-    )
-    flags = environment.compile_flags(os.environ)
-    topic = _topic("measure", judge, space, f"{source} method {record.METHOD} {flags}")
-    best_ms: float | None = None
 
-    def evaluate(batch: Sequence[Judged], out_of_time: Callable[[], bool]) -> dict[Candidate, Row]:
-        nonlocal best_ms
+    def __init__(
+        self,
+        stages: Stages,
+        judge: Judge,
+        space: Space,
+        judged: Sequence[Judged],
+        *,
+        trials: int,
+        fleet: Fleet,
+        measurer: Measurer | None,
+        source: str,
+    ) -> None:
+        self._stages, self._judge, self._fleet = stages, judge, fleet
+        self._space, self._measurer, self._source = space, measurer, source
+        self._rows = {j.candidate: j.row for j in judged}
+        self._records: dict[Candidate, Measured] = {}
+        self._best_ms: float | None = None
+        stages.progress.start(judge.problem.label, "measure", min(len(judged), trials))
+        codec = Codec(encode=record.to_json, decode=record.from_json, latency_ms=self._latency_ms)
+        self._ledger = Ledger(fleet, self._topic("measure"), codec, fresh=stages.fresh)
+
+    def __enter__(self) -> Timing:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._ledger.__exit__(*exception)
+
+    def __call__(
+        self, batch: Sequence[Judged], out_of_time: Callable[[], bool]
+    ) -> dict[Candidate, Row]:
+        problem = self._judge.problem
 
         def work(candidates: Iterable[Candidate]) -> Iterator[tuple[Candidate, Measured]]:
             """What this host gets is timed together; it takes no more than its part of a batch."""
-            part = fleet.part(problem.key, len(batch))
-            while measurer and (mine := list(itertools.islice(candidates, part))):
-                yield from measurer.measure(problem, mine)
+            part = self._fleet.part(problem.key, len(batch))
+            while self._measurer and (mine := list(itertools.islice(candidates, part))):
+                yield from self._measurer.measure(problem, mine)
 
         def stop() -> bool:
-            return out_of_time() or not (measurer or fleet.is_measured(problem.key))
+            return out_of_time() or self._in_vain()
 
-        found = {}
-        for candidate, measured in ledger.share([j.candidate for j in batch], work, stop):
-            row = found[candidate] = judge.measured(rows[candidate], measured)
-            best_ms = min(filter(None, (best_ms, objective_ms(row))), default=None)
-            progress.advance(best_ms=best_ms)
-        return found
+        rows = {}
+        for candidate, measured in self._ledger.share([j.candidate for j in batch], work, stop):
+            self._records[candidate] = measured
+            rows[candidate] = self._judge.measured(self._rows[candidate], measured)
+            times_ms = (self._best_ms, objective_ms(rows[candidate]))
+            self._best_ms = min(filter(None, times_ms), default=None)
+            self._stages.progress.advance(best_ms=self._best_ms)
+        return rows
 
-    with Ledger(fleet, topic, codec, fresh=stages.fresh) as ledger:
-        yield evaluate
+    def confirmed(self) -> dict[Candidate, Row]:
+        """Rows of the leaders, timed once more side by side on one host: none is ahead by drift."""
+        problem, measurer = self._judge.problem, self._measurer
+        known = {c: ms for c, m in self._records.items() if (ms := self._latency_ms(c, m))}
+        leader = min(known, key=lambda c: (known[c], c.json), default=None)
+        if leader is None or len(known) < 2:
+            return {}
+
+        def work(candidates: Iterable[Candidate]) -> Iterator[tuple[Candidate, Samples]]:
+            if measurer is not None:
+                for candidate in candidates:
+                    yield candidate, confirm(measurer, problem, self._records)
+
+        codec: Codec[Samples] = Codec(
+            encode=lambda again: {c.json: record.to_json(m) for c, m in again.items()},
+            decode=lambda texts: {
+                Candidate.of(json.loads(c)): record.from_json(m) for c, m in texts.items()
+            },
+            latency_ms=lambda candidate, again: known[candidate],
+        )
+        topic = self._topic(f"confirm {len(self._records)}")
+        with Ledger(self._fleet, topic, codec, fresh=self._stages.fresh) as ledger:
+            again = dict(ledger.share([leader], work, self._in_vain)).get(leader, {})
+        return {c: self._judge.measured(self._rows[c], m) for c, m in again.items()}
+
+    def _in_vain(self) -> bool:
+        """Whether nobody is left who could time what is asked for."""
+        return not (self._measurer or self._fleet.is_measured(self._judge.problem.key))
+
+    def _latency_ms(self, candidate: Candidate, measured: Measured) -> float | None:
+        return objective_ms(self._judge.measured(self._rows[candidate], measured))
+
+    def _topic(self, stage: str) -> Topic:
+        flags = environment.compile_flags(os.environ)
+        method = f"{self._source} method {record.METHOD} {flags}"
+        return _topic(stage, self._judge, self._space, method)
 
 
 def _topic(stage: str, judge: Judge, space: Space, method: str) -> Topic:

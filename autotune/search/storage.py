@@ -37,11 +37,13 @@ class Storage:
       exclusive: a context that one process on the storage is in at a time. All that is written
         is written in it: SQLite allows one writer, and Optuna's own check of a trial's state is
         no lock there.
+      close: lets its connections go; `contextlib.closing` calls it.
     """
 
     label: str
     backend: Any
     exclusive: Callable[[], AbstractContextManager[object]]
+    close: Callable[[], None] = lambda: None
 
 
 def check(url: str) -> None:
@@ -76,10 +78,12 @@ def opened(url: str) -> Storage:
     assert path is not None
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     label = f"{kind} {path}"
-    make = _journal if kind == "journal" else _sqlite
     try:
         with faults(label), lock:
-            return Storage(label=label, backend=make(path, lock), exclusive=lambda: lock)
+            if kind == "journal":
+                return Storage(label=label, backend=_journal(path, lock), exclusive=lambda: lock)
+            rdb = _sqlite(path)
+            return _relational(rdb, label, lambda: lock)
     except (OSError, ValueError) as error:
         raise InputError(f"storage {label} cannot be used: {error}") from None
 
@@ -119,11 +123,24 @@ def _journal(path: Path, lock: FileLock) -> Any:
     return JournalStorage(JournalFileBackend(str(path), own_lock))
 
 
-def _sqlite(path: Path, lock: FileLock) -> Any:
-    from optuna.storages import RDBStorage, get_storage
+def _sqlite(path: Path) -> Any:
+    from optuna.storages import RDBStorage
 
     patience = {"connect_args": {"timeout": BUSY_S}}
-    return get_storage(RDBStorage(f"sqlite:///{path}", engine_kwargs=patience))
+    return RDBStorage(f"sqlite:///{path}", engine_kwargs=patience)
+
+
+def _relational(
+    rdb: Any, label: str, exclusive: Callable[[], AbstractContextManager[object]], *engines: Any
+) -> Storage:
+    from optuna.storages import get_storage
+
+    def close() -> None:
+        rdb.remove_session()
+        for engine in (rdb.engine, *engines):
+            engine.dispose()
+
+    return Storage(label=label, backend=get_storage(rdb), exclusive=exclusive, close=close)
 
 
 def _postgresql(url: str) -> Storage:
@@ -147,7 +164,7 @@ def _postgresql(url: str) -> Storage:
         rdb = optuna.storages.RDBStorage(
             address.render_as_string(hide_password=False), engine_kwargs=options
         )
-    return Storage(label=label, backend=optuna.storages.get_storage(rdb), exclusive=exclusive)
+    return _relational(rdb, label, exclusive, engine)
 
 
 _KEY = int.from_bytes(hashlib.sha256(b"autotune").digest()[:7], "big")

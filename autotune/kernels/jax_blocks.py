@@ -8,7 +8,7 @@ from autotune.candidate import Scalar
 from autotune.kernels.attention import LANES
 from autotune.kernels.base import Tunable
 
-MOST_BLOCKS, LARGEST = 64, 8192
+MOST_BLOCKS, LARGEST = 256, 8192
 """Blocks searched are at most this many a length and at most this long: a grid of smaller ones is
 nothing but overhead, larger ones do not fit a core."""
 
@@ -24,6 +24,18 @@ def searched(length: int, tile: int = LANES) -> tuple[int, ...]:
     legal = divisors(length, tile)
     kept = tuple(d for d in legal if d <= LARGEST and length // d <= MOST_BLOCKS)
     return kept or (max((d for d in legal if d <= LARGEST), default=legal[0]),)
+
+
+def tiles(length: int, most: int = 1024) -> tuple[int, ...]:
+    """The dividing blocks that are worth a trial as one side of a tile of scores.
+
+    A tile of 2048 x 2048 takes the compiler half a minute and spills; a side over 1024 is tried
+    where the length leaves none from 512 on.
+    """
+    found = tuple(d for d in searched(length) if d <= most)
+    if found and found[-1] >= min(512, length):
+        return found
+    return tuple(d for d in searched(length) if d <= 2 * most) or searched(length)[:1]
 
 
 def middle(length: int, least: int, most: int) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ def _build_forward(problem: Problem, config: Config) -> Call:
 
 def _forward_tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]:
     q_len, kv_len, batch = (problem.shape[axis] for axis in ("q_len", "kv_len", "batch"))
-    powers = (LANES * 2**n for n in range(7))  # block_q need not divide
+    powers = (128, 256, 512, 1024, 2048)  # block_q need not divide
     queries = {b for b in powers if b <= q_len <= b * blocks.MOST_BLOCKS}
     up_to = "a whole number from 1 to {}"
 
@@ -122,10 +122,10 @@ def _forward_tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]
     keys = blocks.searched(kv_len)
     return {
         "block_q": Tunable(
-            values=tuple(sorted(queries | set(blocks.searched(q_len)))), check=most(q_len)
+            values=tuple(sorted(queries | set(blocks.tiles(q_len, most=2048)))), check=most(q_len)
         ),
         "block_k_major": blocks.block(keys, kv_len),
-        "block_k": blocks.block(keys, kv_len),
+        "block_k": blocks.block(blocks.tiles(kv_len), kv_len),
         "block_b": Tunable(values=(1, 2) if batch > 1 else (1,), check=most(batch)),
     }
 

@@ -100,8 +100,9 @@ def tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]:
         "v_layout": blocks.one_of(HEAD_DIM_MINOR, SEQ_MINOR, values=(HEAD_DIM_MINOR,)),
     }
     if not grad:
-        queries, keys = blocks.searched(q_len), blocks.searched(kv_len)
-        return {**_pass(FORWARD, problem, queries, keys, keys), **layouts}
+        keys, compute = blocks.searched(kv_len), blocks.tiles(kv_len)
+        queries = blocks.tiles(q_len, most=2048)
+        return {**_pass(FORWARD, problem, queries, keys, compute), **layouts}
     # Two or three values each: the three kernels' blocks multiply.
     few = functools.partial(blocks.middle, least=512)
     queries, keys, compute = few(q_len, most=1024), few(kv_len, most=1024), few(kv_len, most=512)

@@ -72,9 +72,16 @@ class Identity:
 class Fleet:
     """This process's seat among the sweeps on a storage; see `joined`."""
 
-    def __init__(self, storage: Storage, *, beat_s: float = BEAT_S, grace_s: float = GRACE_S):
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        identity: Identity | None = None,
+        beat_s: float = BEAT_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
         self.storage = storage
-        self.identity = Identity.own()
+        self.identity = identity or Identity.own()
         self._beat_s, self._grace_s = beat_s, grace_s
         self._count = 0
         self._measures: list[str] = []
@@ -160,10 +167,10 @@ class Fleet:
 
 
 @contextmanager
-def joined(storage: Storage) -> Iterator[Fleet]:
+def joined(storage: Storage, *, grace_s: float = GRACE_S) -> Iterator[Fleet]:
     """A seat for as long as the context is open."""
     with faults(storage.label):
-        fleet = Fleet(storage)
+        fleet = Fleet(storage, grace_s=grace_s)
         try:
             yield fleet
         finally:

@@ -26,9 +26,9 @@ from autotune import device as devices
 from autotune.errors import InputError
 from autotune.kernels import anchored_softmax, attention, flash_fwd_kernel
 from autotune.kernels import flash_fwd as module
-from autotune.kernels.attention import MASK_VALUE, last_kv_block, visible_pairs
+from autotune.kernels.attention import MASK_VALUE, last_kv_block, shift_range, visible_pairs
 from autotune.kernels.base import make_problem
-from autotune.kernels.flash_fwd import KERNEL, BlockSizes, flash_fwd, shift_range
+from autotune.kernels.flash_fwd import KERNEL, BlockSizes, flash_fwd
 from autotune.problem import Problem
 
 TILES = ("block_q", "block_kv", "block_q_compute", "block_kv_compute")

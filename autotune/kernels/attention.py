@@ -13,12 +13,13 @@ Conventions, the same in every kernel and reference:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 from autotune.candidate import Scalar
 from autotune.errors import InputError
@@ -32,6 +33,24 @@ MASK_VALUE = -0.7 * 3.4028234663852886e38
 """Logit of a masked pair, and lse and max of a fully masked row: finite, far below any logit."""
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
+
+At = Callable[..., tuple[Any, Any, Any]]
+"""Program ids (and prefetched tables) -> (batch, head, block) of an operand's window."""
+
+
+def window(rows: int, columns: int, at: At) -> pl.BlockSpec:
+    """A window of [batch, heads, length, columns]: `rows` of one head."""
+    return pl.BlockSpec((None, None, rows, columns), lambda *ids: (*at(*ids), 0))
+
+
+def row_window(rows: int, at: At) -> pl.BlockSpec:
+    """A window of [batch, heads, 1, length]: a number for each of `rows`."""
+
+    def index(*ids: Any) -> tuple[Any, ...]:
+        batch, head, block = at(*ids)
+        return batch, head, 0, block
+
+    return pl.BlockSpec((None, None, 1, rows), index)
 
 
 def attention_options() -> dict[str, Option]:
@@ -202,3 +221,37 @@ def is_visible(q_block: Any, kv_block: Any, block_q: int, block_kv: int, offset:
 def is_cut(q_block: Any, kv_block: Any, block_q: int, block_kv: int, offset: int) -> Any:
     """Whether any pair of the block is hidden under a causal mask."""
     return (kv_block + 1) * block_kv - 1 > q_block * block_q + offset
+
+
+def shift_range(kv_len: int) -> tuple[float, float]:
+    """How far (least, most) a row's largest logit may lie above the max-logit constant, in nats.
+
+    Below, its exponential 2^-64 and the row's sum lose what is small beside them to f32 underflow;
+    above, the sum of kv_len exponentials, each weighted with values up to 2^20, nears f32's 2^128.
+    """
+    return -64 * LN_2, 107 * LN_2 - math.log(kv_len)
+
+
+def check_shift(shift: float, soft_cap: float | None, kv_len: int) -> None:
+    """Raises ValueError where the soft cap leaves room for a largest logit outside shift_range."""
+    if not soft_cap:
+        return
+    least, most = shift_range(kv_len)
+    low, high = soft_cap - most, -soft_cap - least
+    if not low <= shift <= high:
+        room = f"from {low:.1f} to {high:.1f}" if low <= high else "none (leave it out)"
+        raise ValueError(
+            f"max_logit_const {shift} is not safe with logit_soft_cap {soft_cap} and kv_len "
+            f"{kv_len}; allowed: {room}"
+        )
+
+
+def check_shift_option(problem: Problem) -> None:
+    """Raises InputError for the option `max_logit_const` where `check_shift` refuses it."""
+    shift, cap = problem.options["max_logit_const"], problem.options["logit_soft_cap"]
+    if shift is None:
+        return
+    try:
+        check_shift(shift, cap, problem.shape["kv_len"])
+    except ValueError as error:
+        raise InputError(str(error), path=("options", "max_logit_const")) from None

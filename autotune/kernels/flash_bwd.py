@@ -1,4 +1,4 @@
-"""What flash_dq and flash_dkv share: operands of a tile, and their p and ds.
+"""What flash_dq and flash_dkv share: their call, operands of a tile, and their p and ds.
 
 With s = q·k · scale, p = exp(s - lse), dp = do·v and di = sum(o · do):
 ds = p · (dp - di), dq = scale · ds·k, dk = scale · dsᵀ·q, dv = pᵀ·do.
@@ -6,15 +6,25 @@ ds = p · (dp - di), dq = scale · ds·k, dk = scale · dsᵀ·q, dv = pᵀ·do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from autotune.kernels.attention import LANES, LOG2_E, AttentionShape, shape_of
+from autotune.kernels.attention import (
+    LANES,
+    LOG2_E,
+    At,
+    AttentionShape,
+    row_window,
+    shape_of,
+    window,
+)
 from autotune.kernels.flash_bwd_tiles import Blocks, Cut, Dot, Place, keys_at, queries_at
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct  # annotated, for mypy
@@ -166,3 +176,44 @@ def padded(x: jax.Array, length: int, value: float = 0.0) -> jax.Array:
 def row_vector(x: jax.Array, length: int, value: float = 0.0) -> jax.Array:
     """x [batch, heads, rows], padded, as [batch, heads, 1, length]: rows in the lanes."""
     return padded(x, length, value)[:, :, None, :]
+
+
+def backward_call(
+    kernel: Callable[..., None], *, name: str, shape: AttentionShape, blocks: Blocks,
+    grid: tuple[int, ...], reduced_axes: int, q_at: At, kv_at: At,
+    out_specs: Any, out_shape: Any, accumulators: Sequence[tuple[int, int]],
+) -> Callable[..., Any]:  # fmt: skip
+    """`pallas_call` on q, k, v, do, lse and di, which it pads to whole blocks.
+
+    Args:
+      reduced_axes: the last grid axes, over which the outputs are sums.
+      q_at, kv_at: where the windows of queries (q, do, lse, di) and of keys (k, v) are.
+      out_shape: outputs, of whole blocks; cutting off the padding is the caller's.
+      accumulators: shapes of f32 scratch.
+    """
+    d, dv, block_q, block_kv = shape.head_dim_qk, shape.head_dim_v, blocks.block_q, blocks.block_kv
+    q_rows, kv_rows = blocks.q_blocks * block_q, blocks.kv_blocks * block_kv
+
+    semantics: Any = ("parallel",) * (len(grid) - reduced_axes) + ("arbitrary",) * reduced_axes
+    row = row_window(block_q, q_at)
+    call = pl.pallas_call(
+        kernel,
+        name=name,
+        grid=grid,
+        in_specs=[
+            window(block_q, d, q_at), window(block_kv, d, kv_at), window(block_kv, dv, kv_at),
+            window(block_q, dv, q_at), row, row,
+        ],
+        out_specs=out_specs,
+        out_shape=out_shape,
+        scratch_shapes=[pltpu.VMEM(size, jnp.float32) for size in accumulators],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
+    )  # fmt: skip
+
+    def run(q: Any, k: Any, v: Any, do: Any, lse: Any, di: Any) -> Any:
+        return call(
+            padded(q, q_rows), padded(k, kv_rows), padded(v, kv_rows), padded(do, q_rows),
+            row_vector(lse, q_rows, PADDED_LSE), row_vector(di, q_rows),
+        )  # fmt: skip
+
+    return run

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, Protocol
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,17 @@ from autotune.candidate import Config
 from autotune.device import Device
 from autotune.kernels import reference
 from autotune.kernels.attention import (
+    AXES,
+    AXIS_DEFAULTS,
     MASK_VALUE,
     AttentionShape,
     allowed_block,
     attention_options,
     block_values,
+    check_block,
+    check_divides,
+    check_heads,
+    clamp_block,
 )
 from autotune.kernels.base import Option, Tunable, choice, flag
 from autotune.kernels.flash_bwd import abstract
@@ -164,35 +171,56 @@ def transposes_output(problem: Problem, *head_dims: int) -> bool:
     return width == 256 and any(head_dim % width for head_dim in head_dims)
 
 
-class BlockSizes(Protocol):
-    """What `space` needs of a kernel's frozen block sizes."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MajorMinor:
+    """Base of block sizes: `block_q_major`, `block_kv_major`, and minor blocks within them.
 
-    def __init__(self, **sizes: Any) -> None: ...
+    Raises ValueError, with both numbers, for one that no chip can run.
+    """
 
-    def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
-        """The sizes that run on these lengths."""
+    def __post_init__(self) -> None:
+        for name in self.names():
+            check_block(name, getattr(self, name))
+        for minor, major in self._nested():
+            check_divides(minor, getattr(self, minor), major, getattr(self, major))
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def _nested(cls) -> list[tuple[str, str]]:
+        return [(n, f"{n}_major") for n in cls.names() if not n.endswith("_major")]
+
+    def clamped(self, q_len: int, kv_len: int) -> Self:
+        """What runs on these lengths: a major block no longer than its padded axis.
+
+        A minor block that no longer divides its major one becomes their common divisor.
+        """
+        lengths = {"block_q_major": q_len, "block_kv_major": kv_len}
+        sizes = {n: clamp_block(getattr(self, n), length) for n, length in lengths.items()}
+        sizes |= {n: math.gcd(getattr(self, n), sizes[major]) for n, major in self._nested()}
+        return type(self)(**sizes)
 
 
-def space(sizes: type[BlockSizes], axes: Mapping[str, str]) -> dict[str, Any]:
-    """`Kernel`'s tunables, illegal, canonical and default, for blocks (name -> axis) in rows.
+def shared_entries(blocks: type[MajorMinor]) -> dict[str, Any]:
+    """What both backward kernels' `Kernel` says of problems and of their blocks, in rows.
 
     Default 128 each. Source: `BlockSizes.get_default` of JAX's flash_attention.py (jax 0.10.2 and
     0.12.0.1), where block_q_dq, block_q_major_dkv and all their like are 128.
     """
+    names = blocks.names()
 
     def tunables(problem: Problem, device: Device) -> dict[str, Tunable]:
-        return {
-            name: Tunable(
-                values=block_values(
-                    problem.shape[axis], _MAJOR if name.endswith("_major") else _MINOR
-                ),
-                check=allowed_block,
-            )
-            for name, axis in axes.items()
-        }
+        def values(name: str) -> tuple[int, ...]:
+            length = problem.shape["q_len" if name.startswith("block_q") else "kv_len"]
+            return block_values(length, _MAJOR if name.endswith("_major") else _MINOR)
 
-    def clamped(problem: Problem, config: Config) -> BlockSizes:
-        return sizes(**config).clamped(problem.shape["q_len"], problem.shape["kv_len"])
+        return {name: Tunable(values=values(name), check=allowed_block) for name in names}
+
+    def clamped(problem: Problem, config: Config) -> MajorMinor:
+        sizes: Any = blocks
+        return sizes(**config).clamped(problem.shape["q_len"], problem.shape["kv_len"])  # type: ignore[no-any-return]
 
     def illegal(problem: Problem, config: Config, device: Device) -> str | None:
         try:
@@ -206,11 +234,16 @@ def space(sizes: type[BlockSizes], axes: Mapping[str, str]) -> dict[str, Any]:
             runs = clamped(problem, config)
         except (ValueError, TypeError):
             return config  # `illegal` says why
-        return {name: getattr(runs, name) for name in axes}
+        return {name: getattr(runs, name) for name in names}
 
     return {
+        "axes": AXES,
+        "axis_defaults": AXIS_DEFAULTS,
+        "options": backward_options(),
+        "check": check_heads,
+        "inputs": inputs,
         "tunables": tunables,
         "illegal": illegal,
         "canonical": canonical,
-        "default": lambda problem, device: dict.fromkeys(axes, 128),
+        "default": lambda problem, device: dict.fromkeys(names, 128),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,39 +10,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from autotune.candidate import Config
-from autotune.kernels.attention import (
-    AXES,
-    AXIS_DEFAULTS,
-    AttentionShape,
-    check_block,
-    check_divides,
-    check_heads,
-    clamp_block,
-    pair_flops,
-)
+from autotune.kernels.attention import AttentionShape, pair_flops, window
 from autotune.kernels.base import Call, Kernel
 from autotune.kernels.flash_bwd import (
     NN,
-    PADDED_LSE,
     Operands,
     Softmax,
     abstract,
+    backward_call,
     checked_shape,
     dot,
-    padded,
     q_head,
-    row_vector,
 )
 from autotune.kernels.flash_bwd_problem import (
-    backward_options,
-    inputs,
+    MajorMinor,
     keywords,
     operands,
     reference_gradients,
-    space,
+    shared_entries,
     transposes_output,
 )
 from autotune.kernels.flash_bwd_tiles import Blocks, Cut, Place, keys_at
@@ -55,36 +41,13 @@ whole on tpu7x (head_dim 192 and 128), 3,620 and 3,525 on v6e (128)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockSizes:
-    """Blocks of the grid (major) and of the dots (minor), in rows.
-
-    Raises ValueError, with both numbers, for one that no chip can run.
-    """
+class BlockSizes(MajorMinor):
+    """Blocks of the grid (major) and of the dots (minor), in rows."""
 
     block_q_major: int
     block_kv_major: int
     block_q: int
     block_kv: int
-
-    def __post_init__(self) -> None:
-        for name in ("block_q_major", "block_kv_major", "block_q", "block_kv"):
-            check_block(name, getattr(self, name))
-        check_divides("block_q", self.block_q, "block_q_major", self.block_q_major)
-        check_divides("block_kv", self.block_kv, "block_kv_major", self.block_kv_major)
-
-    def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
-        """What runs on these lengths: a major block no longer than its padded axis.
-
-        A minor block that no longer divides its major one becomes their common divisor.
-        """
-        q_major = clamp_block(self.block_q_major, q_len)
-        kv_major = clamp_block(self.block_kv_major, kv_len)
-        return BlockSizes(
-            block_q_major=q_major,
-            block_kv_major=kv_major,
-            block_q=math.gcd(self.block_q, q_major),
-            block_kv=math.gcd(self.block_kv, kv_major),
-        )
 
 
 def _kernel(
@@ -194,7 +157,6 @@ def flash_dkv(
         causal=causal,
         strip=_STRIP,
     )
-    q_rows, kv_rows = blocks.q_blocks * blocks.block_q, blocks.kv_blocks * blocks.block_kv
 
     def seen(i: Any, j: Any) -> Any:
         """q block of step i: a skipped one asks for the first that sees kv block j, in advance."""
@@ -204,56 +166,35 @@ def flash_dkv(
         first = lax.div(jnp.maximum(j * blocks.block_kv - blocks.offset, 0), blocks.block_q)
         return jnp.maximum(i, first)
 
-    def q_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
-        return batch, q_head(kv_head, member, shape.group), seen(i, j), 0
+    def q_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, Any, Any]:
+        return batch, q_head(kv_head, member, shape.group), seen(i, j)
 
-    def row_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
-        return batch, q_head(kv_head, member, shape.group), 0, seen(i, j)
+    def kv_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, Any, Any]:
+        return batch, kv_head, j
 
-    def kv_at(batch: Any, kv_head: Any, j: Any, member: Any, i: Any) -> tuple[Any, ...]:
-        return batch, kv_head, j, 0
-
-    def spec(rows: int, columns: int, at: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, rows, columns), at)
-
-    def accumulator(head_dim: int) -> Any:
-        size = (head_dim, blocks.block_kv) if transposed else (blocks.block_kv, head_dim)
-        return pltpu.VMEM(size, jnp.float32)
-
-    d, dv = shape.head_dim_qk, shape.head_dim_v
+    d, dv, rows = shape.head_dim_qk, shape.head_dim_v, blocks.kv_blocks * blocks.block_kv
     softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap or None, use_exp2=use_exp2)
-    call = pl.pallas_call(
+    call = backward_call(
         functools.partial(
             _kernel, blocks=blocks, group=shape.group, softmax=softmax, transposed=transposed
         ),
         name="flash_dkv",
+        shape=shape,
+        blocks=blocks,
         grid=(shape.batch, shape.kv_heads, blocks.kv_blocks, shape.group, blocks.q_blocks),
-        in_specs=[
-            spec(blocks.block_q, d, q_at),
-            spec(blocks.block_kv, d, kv_at),
-            spec(blocks.block_kv, dv, kv_at),
-            spec(blocks.block_q, dv, q_at),
-            spec(1, blocks.block_q, row_at),
-            spec(1, blocks.block_q, row_at),
-        ],
-        out_specs=[spec(blocks.block_kv, d, kv_at), spec(blocks.block_kv, dv, kv_at)],
+        reduced_axes=2,
+        q_at=q_at,
+        kv_at=kv_at,
+        out_specs=[window(blocks.block_kv, size, kv_at) for size in (d, dv)],
         out_shape=[
-            abstract((shape.batch, shape.kv_heads, kv_rows, size), out_dtype or array.dtype)
+            abstract((shape.batch, shape.kv_heads, rows, size), out_dtype or array.dtype)
             for size, array in ((d, k), (dv, v))
         ],
-        scratch_shapes=[accumulator(d), accumulator(dv)],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary", "arbitrary")
-        ),
+        accumulators=[
+            (size, blocks.block_kv) if transposed else (blocks.block_kv, size) for size in (d, dv)
+        ],
     )
-    dk, dv_ = call(
-        padded(q, q_rows),
-        padded(k, kv_rows),
-        padded(v, kv_rows),
-        padded(do, q_rows),
-        row_vector(lse, q_rows, PADDED_LSE),
-        row_vector(di, q_rows),
-    )
+    dk, dv_ = call(q, k, v, do, lse, di)
     return dk[:, :, : shape.kv_len], dv_[:, :, : shape.kv_len]
 
 
@@ -277,24 +218,11 @@ def _flops(problem: Problem) -> int:
 
 KERNEL = Kernel(
     name="flash_dkv",
-    axes=AXES,
-    axis_defaults=AXIS_DEFAULTS,
     build=_build,
     flops=_flops,
     flop_convention=(
         "QKᵀ, dO·Vᵀ, Pᵀ·dO and dSᵀ·Q: 2·(2d + 2dv) per visible (query, key) pair and q head"
     ),
-    options=backward_options(),
-    check=check_heads,
-    inputs=inputs,
     reference=lambda problem, *arrays: reference_gradients(problem, *arrays)[1:],
-    **space(
-        BlockSizes,
-        {
-            "block_q_major": "q_len",
-            "block_kv_major": "kv_len",
-            "block_q": "q_len",
-            "block_kv": "kv_len",
-        },
-    ),
+    **shared_entries(BlockSizes),
 )

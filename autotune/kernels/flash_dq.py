@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from autotune.candidate import Config
-from autotune.kernels.attention import (
-    AXES,
-    AXIS_DEFAULTS,
-    AttentionShape,
-    check_block,
-    check_divides,
-    check_heads,
-    clamp_block,
-    is_visible,
-    pair_flops,
-)
+from autotune.kernels.attention import AttentionShape, is_visible, pair_flops, window
 from autotune.kernels.base import Call, Kernel
 from autotune.kernels.flash_bwd import (
     NN,
-    PADDED_LSE,
     Operands,
     Softmax,
     abstract,
+    backward_call,
     checked_shape,
     dot,
-    padded,
     q_head,
-    row_vector,
 )
 from autotune.kernels.flash_bwd_problem import (
-    backward_options,
-    inputs,
+    MajorMinor,
     keywords,
     operands,
     reference_gradients,
-    space,
+    shared_entries,
     transposes_output,
 )
 from autotune.kernels.flash_bwd_tiles import Blocks, Cut, Place, largest_tile, queries_at
@@ -51,32 +36,12 @@ from autotune.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockSizes:
-    """Blocks of the grid (major) and of the dots along the keys (minor), in rows.
-
-    Raises ValueError, with both numbers, for one that no chip can run.
-    """
+class BlockSizes(MajorMinor):
+    """Blocks of the grid (major) and of the dots along the keys (minor), in rows."""
 
     block_q_major: int
     block_kv_major: int
     block_kv: int
-
-    def __post_init__(self) -> None:
-        for name in ("block_q_major", "block_kv_major", "block_kv"):
-            check_block(name, getattr(self, name))
-        check_divides("block_kv", self.block_kv, "block_kv_major", self.block_kv_major)
-
-    def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
-        """What runs on these lengths: a major block no longer than its padded axis.
-
-        A minor block that no longer divides its major one becomes their common divisor.
-        """
-        kv_major = clamp_block(self.block_kv_major, kv_len)
-        return BlockSizes(
-            block_q_major=clamp_block(self.block_q_major, q_len),
-            block_kv_major=kv_major,
-            block_kv=math.gcd(self.block_kv, kv_major),
-        )
 
 
 def _kernel(
@@ -177,53 +142,31 @@ def flash_dq(
         tile_kv=b.block_kv,
         causal=causal,
     )
-    q_rows, kv_rows = blocks.q_blocks * blocks.block_q, blocks.kv_blocks * blocks.block_kv
 
-    def q_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return batch, q_head(kv_head, member, shape.group), i, 0
+    def q_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
+        return batch, q_head(kv_head, member, shape.group), i
 
-    def row_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        return batch, q_head(kv_head, member, shape.group), 0, i
-
-    def kv_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, ...]:
+    def kv_at(batch: Any, kv_head: Any, member: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
         # A skipped block asks for block 0, which the next query block starts with.
         sizes = (blocks.block_q, blocks.block_kv, blocks.offset)
-        return batch, kv_head, jnp.where(is_visible(i, j, *sizes), j, 0) if causal else j, 0
+        return batch, kv_head, jnp.where(is_visible(i, j, *sizes), j, 0) if causal else j
 
-    def spec(rows: int, columns: int, at: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, rows, columns), at)
-
-    d, dv = shape.head_dim_qk, shape.head_dim_v
+    d, rows = shape.head_dim_qk, blocks.q_blocks * blocks.block_q
     softmax = Softmax(scale=shape.scale(scale), soft_cap=logit_soft_cap or None, use_exp2=use_exp2)
-    call = pl.pallas_call(
+    call = backward_call(
         functools.partial(_kernel, blocks=blocks, softmax=softmax, transposed=transposed),
         name="flash_dq",
+        shape=shape,
+        blocks=blocks,
         grid=(shape.batch, shape.kv_heads, shape.group, blocks.q_blocks, blocks.kv_blocks),
-        in_specs=[
-            spec(blocks.block_q, d, q_at),
-            spec(blocks.block_kv, d, kv_at),
-            spec(blocks.block_kv, dv, kv_at),
-            spec(blocks.block_q, dv, q_at),
-            spec(1, blocks.block_q, row_at),
-            spec(1, blocks.block_q, row_at),
-        ],
-        out_specs=spec(blocks.block_q, d, q_at),
-        out_shape=abstract((shape.batch, shape.q_heads, q_rows, d), out_dtype or q.dtype),
-        scratch_shapes=[
-            pltpu.VMEM((d, blocks.block_q) if transposed else (blocks.block_q, d), jnp.float32)
-        ],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "parallel", "parallel", "arbitrary")
-        ),
+        reduced_axes=1,
+        q_at=q_at,
+        kv_at=kv_at,
+        out_specs=window(blocks.block_q, d, q_at),
+        out_shape=abstract((shape.batch, shape.q_heads, rows, d), out_dtype or q.dtype),
+        accumulators=[(d, blocks.block_q) if transposed else (blocks.block_q, d)],
     )
-    dq = call(
-        padded(q, q_rows),
-        padded(k, kv_rows),
-        padded(v, kv_rows),
-        padded(do, q_rows),
-        row_vector(lse, q_rows, PADDED_LSE),
-        row_vector(di, q_rows),
-    )
+    dq = call(q, k, v, do, lse, di)
     return dq[:, :, : shape.q_len]  # type: ignore[no-any-return]
 
 
@@ -245,16 +188,9 @@ def _flops(problem: Problem) -> int:
 
 KERNEL = Kernel(
     name="flash_dq",
-    axes=AXES,
-    axis_defaults=AXIS_DEFAULTS,
     build=_build,
     flops=_flops,
     flop_convention="QKᵀ, dO·Vᵀ and dS·K: 2·(2d + dv) per visible (query, key) pair and q head",
-    options=backward_options(),
-    check=check_heads,
-    inputs=inputs,
     reference=lambda problem, *arrays: reference_gradients(problem, *arrays)[0],
-    **space(
-        BlockSizes, {"block_q_major": "q_len", "block_kv_major": "kv_len", "block_kv": "kv_len"}
-    ),
+    **shared_entries(BlockSizes),
 )

@@ -8,7 +8,6 @@ nothing is padded or sliced in HBM.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +17,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from autotune import device as devices
 from autotune.candidate import Config
 from autotune.device import Device
-from autotune.errors import InputError
 from autotune.kernels import anchored_softmax as softmax
 from autotune.kernels import attention as at
 from autotune.kernels import flash_fwd_kernel, reference
 from autotune.kernels.attention import LANES, AttentionShape
 from autotune.kernels.base import Call, Kernel, Tunable, choice, flag, number
+from autotune.kernels.flash_fwd_call import Outputs, keywords, operands, plan_entries
 from autotune.kernels.flash_fwd_plan import Plan, Refs
 from autotune.kernels.matmul_space import vmem_limit_tunable
 from autotune.problem import Problem
 
-abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 OUT_DTYPES = ("bfloat16", "float32")
 
 
@@ -57,6 +54,14 @@ class BlockSizes:
             size = at.check_block(outer, getattr(self, outer))
             if (tile := getattr(self, inner)) is not None:
                 at.check_divides(inner, at.check_block(inner, tile), outer, size)
+
+    @property
+    def q_tile(self) -> int:
+        return self.block_q_compute or self.block_q
+
+    @property
+    def kv_tile(self) -> int:
+        return self.block_kv_compute or self.block_kv
 
     def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
         """What runs on these lengths: blocks no longer than the padded length, nulls filled in.
@@ -105,8 +110,8 @@ def flash_fwd(
       scale: None is 1/sqrt(head_dim_qk).
       logit_soft_cap: logits become cap · tanh(logits / cap); None is off.
       max_logit_const: subtracted from the logits in place of anything that depends on them. Right
-        as long as every row's largest logit is within `shift_range`; outside, rows underflow to
-        zero or overflow.
+        as long as every row's largest logit is within `attention.shift_range` of it; outside, rows
+        underflow to zero or overflow.
       mxu_size: side of the chip's MXU; decides whether it sums the probabilities on the side.
 
     Raises:
@@ -114,53 +119,36 @@ def flash_fwd(
         unsafe.
     """
     shape = at.shape_of(q, k, v)
-    if max_logit_const is not None:
-        check_shift(max_logit_const, logit_soft_cap, shape.kv_len)
     blocks = block_sizes.clamped(shape.q_len, shape.kv_len)
-    plan = Plan(
-        shape=shape,
-        block_q=blocks.block_q,
-        block_kv=blocks.block_kv,
-        q_tile=blocks.block_q_compute or blocks.block_q,
-        kv_tile=blocks.block_kv_compute or blocks.block_kv,
-        causal=causal,
-        scale=shape.scale(scale),
-        soft_cap=logit_soft_cap or None,
-        shift=max_logit_const,
+    entries = plan_entries(
+        shape,
+        blocks,
+        scale=scale,
+        logit_soft_cap=logit_soft_cap,
+        max_logit_const=max_logit_const,
         use_exp2=use_exp2,
         residuals=residuals,
-        track_top=residuals,
-        spare_columns=at.round_up(shape.head_dim_v, mxu_size) > shape.head_dim_v,
+        mxu_size=mxu_size,
     )
-    call = _call(plan, out_dtype or q.dtype, blocks.vmem_limit_bytes)
-    if not residuals:
-        return call(q, k, v)[0]
-    out, lse, top = call(q, k, v)
-    rows = (shape.batch, shape.q_heads, shape.q_len)
-    return out, lse.reshape(rows), top.reshape(rows)
+    plan = Plan(**entries, track_top=residuals, causal=causal)
+    return _call(plan, out_dtype or q.dtype, blocks.vmem_limit_bytes)(q, k, v)
 
 
 def _call(plan: Plan, out_dtype: Any, vmem_limit_bytes: int | None) -> Callable[..., Any]:
     shape, scratch = plan.shape, softmax.scratch(plan)
-    row_block = pl.BlockSpec((None, None, 1, plan.block_q), lambda b, h, i, j: (b, h, 0, i))
-    rows = abstract((shape.batch, shape.q_heads, 1, shape.q_len), jnp.float32)
-    out = abstract((shape.batch, shape.q_heads, shape.q_len, shape.head_dim_v), out_dtype)
 
-    def kv_index(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:
+    def q_at(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
+        return b, h, i
+
+    def kv_at(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
         if plan.causal:
             # Stay at the last visible block: a block index that does not change is not copied.
             seen = at.last_kv_block(i, plan.block_q, plan.block_kv, plan.offset)
             j = jnp.minimum(j, seen)
-        return b, at.quotient(h, shape.group), j, 0
+        return b, at.quotient(h, shape.group), j
 
-    def q_spec(dim: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, plan.block_q, dim), lambda b, h, i, j: (b, h, i, 0))
-
-    def kv_spec(dim: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, plan.block_kv, dim), kv_index)
-
-    outputs = ("out", "lse", "top_out") if plan.residuals else ("out",)
-    names = ("q", "k", "v", *outputs, *scratch)
+    outputs = Outputs.of(plan, out_dtype, q_at)
+    names = ("q", "k", "v", *outputs.names, *scratch)
     unused = dict.fromkeys(Refs.__dataclass_fields__)
 
     def body(*refs: Any) -> None:
@@ -168,66 +156,35 @@ def _call(plan: Plan, out_dtype: Any, vmem_limit_bytes: int | None) -> Callable[
             Refs(**{**unused, **dict(zip(names, refs, strict=True))}), plan=plan
         )
 
-    return pl.pallas_call(
+    call = pl.pallas_call(
         body,
         name="flash_fwd",
         grid=(shape.batch, shape.q_heads, plan.q_blocks, plan.kv_blocks),
-        in_specs=[q_spec(shape.head_dim_qk), kv_spec(shape.head_dim_qk), kv_spec(shape.head_dim_v)],
-        out_specs=[q_spec(shape.head_dim_v), row_block, row_block][: len(outputs)],
-        out_shape=[out, rows, rows][: len(outputs)],
+        in_specs=[
+            at.window(plan.block_q, shape.head_dim_qk, q_at),
+            at.window(plan.block_kv, shape.head_dim_qk, kv_at),
+            at.window(plan.block_kv, shape.head_dim_v, kv_at),
+        ],
+        out_specs=outputs.specs,
+        out_shape=outputs.shapes,
         scratch_shapes=list(scratch.values()),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
             vmem_limit_bytes=vmem_limit_bytes,
         ),
     )
-
-
-def shift_range(kv_len: int) -> tuple[float, float]:
-    """How far (least, most) a row's largest logit may lie above the max-logit constant, in nats.
-
-    Below, its exponential 2^-64 and the row's sum lose what is small beside them to f32 underflow;
-    above, the sum of kv_len exponentials, each weighted with values up to 2^20, nears f32's 2^128.
-    """
-    return -64 * at.LN_2, 107 * at.LN_2 - math.log(kv_len)
-
-
-def check_shift(shift: float, soft_cap: float | None, kv_len: int) -> None:
-    """Raises ValueError where the soft cap leaves room for a largest logit outside shift_range."""
-    if not soft_cap:
-        return
-    least, most = shift_range(kv_len)
-    low, high = soft_cap - most, -soft_cap - least
-    if not low <= shift <= high:
-        room = f"from {low:.1f} to {high:.1f}" if low <= high else "none (leave it out)"
-        raise ValueError(
-            f"max_logit_const {shift} is not safe with logit_soft_cap {soft_cap} and kv_len "
-            f"{kv_len}; allowed: {room}"
-        )
+    return lambda *arrays: outputs.results(call(*arrays))
 
 
 def build(problem: Problem, config: Config) -> Call:
     """The call on abstract q, k and v. Raises ValueError for a config that suits no chip."""
-    options, shape = problem.options, AttentionShape.of(problem)
-    out_dtype = options["out_dtype"]
     fn = functools.partial(
         flash_fwd,
         block_sizes=BlockSizes(**config),  # type: ignore[arg-type]
-        causal=options["causal"],
-        scale=options["scale"],
-        logit_soft_cap=options["logit_soft_cap"],
-        max_logit_const=options["max_logit_const"],
-        use_exp2=options["use_exp2"],
-        residuals=options["residuals"],
-        out_dtype=jnp.dtype(out_dtype) if out_dtype else None,
-        mxu_size=devices.get(problem.device).mxu_size,
+        causal=problem.options["causal"],
+        **keywords(problem),
     )
-    dtype, s = jnp.dtype(problem.dtype), shape
-    return fn, (
-        abstract((s.batch, s.q_heads, s.q_len, s.head_dim_qk), dtype),
-        abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_qk), dtype),
-        abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_v), dtype),
-    )
+    return fn, operands(problem)
 
 
 def tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]:
@@ -306,14 +263,7 @@ def default(problem: Problem, device: Device) -> Config:
 def check(problem: Problem) -> None:
     """Raises InputError where heads do not group or a constant is certain to be unsafe."""
     at.check_heads(problem)
-    options = problem.options
-    if options["max_logit_const"] is None:
-        return
-    try:
-        cap, kv_len = options["logit_soft_cap"], problem.shape["kv_len"]
-        check_shift(options["max_logit_const"], cap, kv_len)
-    except ValueError as error:
-        raise InputError(str(error), path=("options", "max_logit_const")) from None
+    at.check_shift_option(problem)
 
 
 def flops(problem: Problem) -> int:

@@ -20,7 +20,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from autotune import device as devices
 from autotune.candidate import Config
 from autotune.kernels import attention as at
 from autotune.kernels import reference as references
@@ -28,14 +27,13 @@ from autotune.kernels import splash_codes as codes
 from autotune.kernels import splash_space as space
 from autotune.kernels.attention import AttentionShape
 from autotune.kernels.base import Call, Kernel
-from autotune.kernels.flash_fwd import check_shift
+from autotune.kernels.flash_fwd_call import Outputs, abstract, keywords, operands, plan_entries
 from autotune.kernels.mask_table import MaskTable, table_of
 from autotune.kernels.masks import Mask, rows_of
 from autotune.kernels.splash_kernel import SplashPlan, SplashRefs, kernel, scratch
 from autotune.kernels.splash_space import BlockSizes
 from autotune.problem import Problem
 
-abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 Q_PADDING, KV_PADDING = -1, -2
 """What negative ids become: unequal, so that padding never sees padding."""
 
@@ -106,24 +104,22 @@ def splash(
     """
     shape = at.shape_of(q, k, v)
     ids = _checked_ids(shape, q_segment_ids, kv_segment_ids)
-    if max_logit_const is not None:
-        check_shift(max_logit_const, logit_soft_cap, shape.kv_len)
     blocks = block_sizes.clamped(shape.q_len, shape.kv_len)
+    entries = plan_entries(
+        shape,
+        blocks,
+        scale=scale,
+        logit_soft_cap=logit_soft_cap,
+        max_logit_const=max_logit_const,
+        use_exp2=use_exp2,
+        residuals=residuals,
+        mxu_size=mxu_size,
+    )
     tables = Tables.of(mask, shape, blocks, ids=bool(ids))
     stored = blocks.partial_mask == "stored" and tables.table.patterns > 0
     plan = SplashPlan(
-        shape=shape,
-        block_q=blocks.block_q,
-        block_kv=blocks.block_kv,
-        q_tile=blocks.q_tile,
-        kv_tile=blocks.kv_tile,
-        scale=shape.scale(scale),
-        soft_cap=logit_soft_cap or None,
-        shift=max_logit_const,
-        use_exp2=use_exp2,
-        residuals=residuals,
+        **entries,
         track_top=residuals or bool(ids),
-        spare_columns=at.round_up(shape.head_dim_v, mxu_size) > shape.head_dim_v,
         # Stored patterns need no bounds, unless to tell rows that saw nothing yet.
         sides=() if stored and (ids or not tables.unseen) else tables.bounds.sides,
         stored=stored,
@@ -131,11 +127,7 @@ def splash(
         codes=tables.tiles,
         unseen=tables.unseen,
     )
-    out = _call(plan, tables, out_dtype or q.dtype, blocks.vmem_limit_bytes)(q, k, v, *ids)
-    if not residuals:
-        return out[0]
-    per_row = (shape.batch, shape.q_heads, shape.q_len)
-    return out[0], out[1].reshape(per_row), out[2].reshape(per_row)
+    return _call(plan, tables, out_dtype or q.dtype, blocks.vmem_limit_bytes)(q, k, v, *ids)
 
 
 def _checked_ids(shape: AttentionShape, q_ids: Any, kv_ids: Any) -> tuple[jax.Array, ...]:
@@ -160,15 +152,9 @@ def _call(
 ) -> Callable[..., Any]:
     shape, held = plan.shape, scratch(plan)
     prefetched = tables.prefetched(plan.stored)
-    rows = abstract((shape.batch, shape.q_heads, 1, shape.q_len), jnp.float32)
-    out = abstract((shape.batch, shape.q_heads, shape.q_len, shape.head_dim_v), out_dtype)
-    outputs = ("out", "lse", "top_out") if plan.residuals else ("out",)
+    outputs = Outputs.of(plan, out_dtype, lambda b, h, s, rows, *_: (b, h, rows[s]))
     specs, constants = _inputs(plan, tables)
-    q_block = lambda b, h, s, rows, *_: (b, h, rows[s], 0)
-    row_block = lambda b, h, s, rows, *_: (b, h, 0, rows[s])
-    row_spec = pl.BlockSpec((None, None, 1, plan.block_q), row_block)
-    out_spec = pl.BlockSpec((None, None, plan.block_q, shape.head_dim_v), q_block)
-    names = (*specs, *outputs, *held)
+    names = (*specs, *outputs.names, *held)
     unused = dict.fromkeys(SplashRefs.__dataclass_fields__)
 
     def body(*refs: Any) -> None:
@@ -182,10 +168,10 @@ def _call(
             num_scalar_prefetch=len(prefetched),
             grid=(shape.batch, shape.q_heads, tables.table.steps),
             in_specs=list(specs.values()),
-            out_specs=[out_spec, row_spec, row_spec][: len(outputs)],
+            out_specs=outputs.specs,
             scratch_shapes=list(held.values()),
         ),
-        out_shape=[out, rows, rows][: len(outputs)],
+        out_shape=outputs.shapes,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
             vmem_limit_bytes=vmem_limit_bytes,
@@ -193,7 +179,7 @@ def _call(
     )
 
     def run(q: Any, k: Any, v: Any, *ids: Any) -> Any:
-        return call(*prefetched, q, k, v, *ids, *(make() for make in constants))
+        return outputs.results(call(*prefetched, q, k, v, *ids, *(make() for make in constants)))
 
     return run
 
@@ -203,14 +189,12 @@ def _inputs(
 ) -> tuple[dict[str, pl.BlockSpec], list[Callable[[], Any]]]:
     """`SplashRefs` field -> window, in operand order, and what makes the mask's own operands."""
     shape = plan.shape
-    kv_block = lambda b, h, s, rows, cols, *_: (b, at.quotient(h, shape.group), cols[s], 0)
+    kv_at = lambda b, h, s, rows, cols, *_: (b, at.quotient(h, shape.group), cols[s])
+    q_at = lambda b, h, s, rows, *_: (b, h, rows[s])
     specs = {
-        "q": pl.BlockSpec(
-            (None, None, plan.block_q, shape.head_dim_qk),
-            lambda b, h, s, rows, *_: (b, h, rows[s], 0),
-        ),
-        "k": pl.BlockSpec((None, None, plan.block_kv, shape.head_dim_qk), kv_block),
-        "v": pl.BlockSpec((None, None, plan.block_kv, shape.head_dim_v), kv_block),
+        "q": at.window(plan.block_q, shape.head_dim_qk, q_at),
+        "k": at.window(plan.block_kv, shape.head_dim_qk, kv_at),
+        "v": at.window(plan.block_kv, shape.head_dim_v, kv_at),
     }
     constants: list[Callable[[], Any]] = []
     if plan.segment_ids:
@@ -255,28 +239,15 @@ def _patterns(table: MaskTable) -> jax.Array:
 
 def build(problem: Problem, config: Config) -> Call:
     """The call on abstract q, k, v and segment ids. Raises ValueError for an impossible config."""
-    options, s = problem.options, AttentionShape.of(problem)
-    dtype, out_dtype = jnp.dtype(problem.dtype), options["out_dtype"]
     fn = functools.partial(
         splash,
         mask=space.mask_of(problem),
         block_sizes=space.block_sizes(problem, config),
-        scale=options["scale"],
-        logit_soft_cap=options["logit_soft_cap"],
-        max_logit_const=options["max_logit_const"],
-        use_exp2=options["use_exp2"],
-        residuals=options["residuals"],
-        out_dtype=jnp.dtype(out_dtype) if out_dtype else None,
-        mxu_size=devices.get(problem.device).mxu_size,
+        **keywords(problem),
     )
-    arguments: tuple[jax.ShapeDtypeStruct, ...] = (
-        abstract((s.batch, s.q_heads, s.q_len, s.head_dim_qk), dtype),
-        abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_qk), dtype),
-        abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_v), dtype),
-    )
-    if options["segment_ids"]:
-        arguments += tuple(abstract((s.batch, n), jnp.int32) for n in (s.q_len, s.kv_len))
-    return fn, arguments
+    s = AttentionShape.of(problem)
+    lengths = (s.q_len, s.kv_len) if problem.options["segment_ids"] else ()
+    return fn, (*operands(problem), *(abstract((s.batch, n), jnp.int32) for n in lengths))
 
 
 def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:

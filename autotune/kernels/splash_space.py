@@ -15,6 +15,7 @@ from autotune.kernels.attention import (
     attention_options,
     block_values,
     check_heads,
+    check_shift_option,
 )
 from autotune.kernels.base import Option, Tunable, choice, flag, number
 from autotune.kernels.mask_table import MaskTable, table_of
@@ -44,14 +45,6 @@ class BlockSizes(flash_fwd.BlockSizes):
                 f"partial_mask {self.partial_mask!r} is not one of {', '.join(PARTIAL_MASKS)}"
             )
 
-    @property
-    def q_tile(self) -> int:
-        return self.block_q_compute or self.block_q
-
-    @property
-    def kv_tile(self) -> int:
-        return self.block_kv_compute or self.block_kv
-
     def clamped(self, q_len: int, kv_len: int) -> BlockSizes:
         """What runs on these lengths: see `flash_fwd.BlockSizes.clamped`."""
         tiles = flash_fwd.BlockSizes.clamped(self, q_len, kv_len)
@@ -67,7 +60,7 @@ def block_sizes(problem: Problem, config: Config) -> BlockSizes:
 def options() -> dict[str, Option]:
     """`mask` is an algebra (`masks.parse`); with `segment_ids`, q and kv ids are two more inputs.
 
-    The safe range of `max_logit_const` is `flash_fwd.shift_range`.
+    The safe range of `max_logit_const` is `attention.shift_range`.
     """
     shared = {k: o for k, o in attention_options().items() if k != "causal"}
     return {
@@ -88,7 +81,7 @@ def mask_of(problem: Problem) -> masks.Mask:
 def check(problem: Problem) -> None:
     """Raises InputError for heads that do not group and masks that do not fit the lengths."""
     check_heads(problem)
-    _check_shift(problem)
+    check_shift_option(problem)
     q_len, kv_len, mask = problem.shape["q_len"], problem.shape["kv_len"], mask_of(problem)
     for lengths in masks.document_lengths(mask):
         if sum(lengths) != kv_len:
@@ -106,16 +99,6 @@ def check(problem: Problem) -> None:
             f"sees any of {kv_len} keys",
             path=("options", "mask"),
         )
-
-
-def _check_shift(problem: Problem) -> None:
-    shift, cap = problem.options["max_logit_const"], problem.options["logit_soft_cap"]
-    if shift is None:
-        return
-    try:
-        flash_fwd.check_shift(shift, cap, problem.shape["kv_len"])
-    except ValueError as error:
-        raise InputError(str(error), path=("options", "max_logit_const")) from None
 
 
 def flops(problem: Problem) -> int:

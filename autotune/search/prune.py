@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +16,7 @@ from autotune.compiler.cache import Cache, CompileCache, content_key
 from autotune.compiler.fingerprint import kernel_fingerprint, record_fingerprint
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
+from autotune.constants import Calibration
 from autotune.device import Device
 from autotune.evidence import Compiled
 from autotune.kernels import base
@@ -34,30 +35,38 @@ Share = Callable[
 
 @dataclass(kw_only=True, slots=True)
 class Stages:
-    """What the stages of a sweep share: workers, cache, progress."""
+    """What the stages of a sweep share: workers, cache, progress.
+
+    `calibrations` are the devices' constants; None for those of the calibration file.
+    """
 
     pool: CompilePool
     cache: Cache
     progress: Progress
     fresh: bool = False
+    calibrations: Mapping[str, Calibration] | None = None
     _fingerprints: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
     def open(
-        cls, *, jobs: int | None, timeout_s: float, fresh: bool, progress: Progress
-    ) -> Iterator[Stages]:
+        cls, *, jobs: int | None, timeout_s: float, fresh: bool, progress: Progress,
+        calibrations: Mapping[str, Calibration] | None = None,
+    ) -> Iterator[Stages]:  # fmt: skip
         """Stages with `jobs` worker processes, which end with the context."""
         cache = Cache(warn=lambda text: progress.note(f"autotune: {text}"))
         with CompilePool(jobs=jobs, timeout_s=timeout_s) as pool:
-            yield cls(pool=pool, cache=cache, progress=progress, fresh=fresh)
+            yield cls(
+                pool=pool, cache=cache, progress=progress, fresh=fresh, calibrations=calibrations
+            )
 
     def judge(self, kernel: Kernel, problem: Problem) -> Judge:
         """The judge of a problem: its FLOP count, its kernel's fingerprint, its device's constants.
 
         Raises InputError for a calibration file that cannot be read.
         """
-        device = constants.calibrated(_as_flagged(devices.get(problem.device)))
+        device = _as_flagged(devices.get(problem.device))
+        device = constants.calibrated(device, self.calibrations)
         return Judge(
             problem=problem,
             device=device,

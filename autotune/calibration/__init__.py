@@ -1,0 +1,1 @@
+"""Constants fitted to measurements, and how far predictions with them can be trusted."""

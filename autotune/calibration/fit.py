@@ -1,0 +1,105 @@
+"""Fits a device's constants to measured rows: few, bounded, robust, deterministic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.calibration.evidence_of import Evidence
+from autotune.calibration.merit import Pair
+from autotune.constants import BOUNDS
+from autotune.device import Device
+
+FITTED = ("issued_step_s", "scalar_cycles", "launch_s")
+"""What is fitted: what no published figure tells. Bandwidths and latencies of copies stay."""
+SCALES = {"issued_step_s": 5e-7, "scalar_cycles": 0.5, "launch_s": 1e-5}
+PULL = 2e-3
+FOLDS = 3
+LEAST_ROWS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Constants of one device, and what they leave.
+
+    Attributes:
+      constants: the fitted ones.
+      rows: rows fitted to.
+      residuals: kernel -> (predicted, measured) ms of every row, predicted with constants fitted
+        without it.
+    """
+
+    constants: dict[str, float]
+    rows: int
+    residuals: dict[str, list[Pair]]
+
+
+def fit(rows: Sequence[Evidence], device: Device) -> Fit | None:
+    """The constants that predict `rows` best; None where there are fewer than `LEAST_ROWS`.
+
+    Minimised is the mean of |log(predicted / measured)| plus a small pull to the device's own
+    constants, so that what the rows do not tell stays where it was.
+    """
+    usable = [row for row in rows if row.compiled_ms(device) is not None]
+    if len(usable) < LEAST_ROWS:
+        return None
+    constants = _search(usable, device)
+    residuals: dict[str, list[Pair]] = defaultdict(list)
+    for fold in range(FOLDS):
+        left_out = usable[fold::FOLDS]
+        others = [row for n, row in enumerate(usable) if n % FOLDS != fold]
+        without = replaced(device, _search(others, device) if others else constants)
+        for row in left_out:
+            predicted = row.compiled_ms(without)
+            assert predicted is not None
+            residuals[row.measured.kernel].append((predicted, row.measured.measured_ms))
+    return Fit(constants=constants, rows=len(usable), residuals=dict(residuals))
+
+
+def replaced(device: Device, constants: dict[str, float]) -> Device:
+    """`device` with `constants` in place of its own."""
+    changed: dict[str, Any] = dict(constants)
+    return dataclasses.replace(device, **changed)
+
+
+def _search(rows: Sequence[Evidence], device: Device) -> dict[str, float]:
+    """Coordinate search with halved steps, from the device's constants and from zero."""
+    own = {name: float(getattr(device, name)) for name in FITTED}
+    ends = [_descend(rows, device, start, own) for start in (own, dict.fromkeys(FITTED, 0.0))]
+    return min(ends, key=lambda end: end[1])[0]
+
+
+def _descend(
+    rows: Sequence[Evidence], device: Device, start: dict[str, float], own: dict[str, float]
+) -> tuple[dict[str, float], float]:
+    here, lowest = dict(start), _loss(rows, device, start, own)
+    step = 1.0
+    while step > 0.01:
+        moved = False
+        for name in FITTED:
+            for sign in (1, -1):
+                low, high = BOUNDS[name]
+                value = min(high, max(low, here[name] + sign * step * SCALES[name]))
+                there = {**here, name: value}
+                loss = _loss(rows, device, there, own) if value != here[name] else math.inf
+                if loss < lowest - 1e-9:
+                    here, lowest, moved = there, loss, True
+        step = step if moved else step / 2
+    return {name: float(f"{value:.4g}") for name, value in here.items()}, lowest
+
+
+def _loss(
+    rows: Sequence[Evidence], device: Device, constants: dict[str, float], own: dict[str, float]
+) -> float:
+    tried = replaced(device, constants)
+    logs = []
+    for row in rows:
+        predicted = row.compiled_ms(tried)
+        assert predicted is not None
+        logs.append(abs(math.log(predicted / row.measured.measured_ms)))
+    pull = sum(abs(constants[n] - own[n]) / SCALES[n] for n in FITTED)
+    return math.fsum(logs) / len(logs) + PULL * pull

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -439,3 +441,53 @@ def test_weaker_evidence_does_not_replace_what_the_board_ranks_by(tmp_path: Path
     )  # fmt: skip
     assert not found.updated
     assert leaderboard.read(before.path) == before
+
+
+KERNEL = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import pallas as pl
+from autotune.kernels.base import Kernel, Tunable
+
+def body(x_ref, o_ref):
+    with jax.named_scope("step"):
+        o_ref[...] = STEP
+
+def build(problem, config):
+    m, block = problem.shape["m"], config["block_m"]
+    spec = pl.BlockSpec((block, 256), lambda i: (i, 0))
+    call = pl.pallas_call(body, name="edited", grid=(m // block,), in_specs=[spec],
+                          out_specs=spec, out_shape=jax.ShapeDtypeStruct((m, 256), jnp.float32))
+    return call, (jax.ShapeDtypeStruct((m, 256), jnp.float32),)
+
+KERNEL = Kernel(
+    name="edited", axes=("m",), build=build, dtypes=("float32", "bfloat16"),
+    tunables=lambda p, d: {"block_m": Tunable(values=(256,))},
+    flops=lambda p: 256 * p.shape["m"], reference=lambda p, x: np.tanh(np.asarray(x)),
+)
+"""
+EDITS = {
+    "slower": ("jnp.tanh(x_ref[...]) + 0 * jnp.exp(jnp.sin(x_ref[...]))", "cycles (+"),
+    "wrong": ("jnp.tanh(x_ref[...]) * 1.1", "wrong output: the output is off by"),
+}
+
+
+@pytest.mark.compiler
+def test_an_edited_kernel_is_held_against_its_stored_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Path("edited.py")
+    command = [sys.executable, "-m", "autotune"]
+    Path("c.yaml").write_text(
+        "device: v6e\nproblems:\n  - name: tanh\n    kernel: edited:KERNEL\n    dtype: float32\n"
+        "    shape: {m: 1024}\n"
+    )
+    source.write_text(KERNEL.replace("STEP", "jnp.tanh(x_ref[...])"))
+    subprocess.run([*command, "sweep", "c.yaml", "--jobs", "1"], check=True, capture_output=True)
+    for edit, (step, told) in EDITS.items():
+        source.write_text(KERNEL.replace("STEP", step))
+        done = subprocess.run([*command, "gate", "--jobs", "1"], capture_output=True, text=True,
+                              check=False)  # fmt: skip
+        assert done.returncode == 1, (edit, done.stdout, done.stderr)
+        assert told in done.stdout, edit
+        assert "the kernel's source changed" in done.stdout

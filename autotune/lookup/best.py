@@ -141,9 +141,10 @@ def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | st
     known: tuple[Stored, Match] | None = shelf.answers.get(asked)
     if known is not None and known[0].unchanged:
         return known
-    # Off the fast path: what was swept meanwhile counts.
-    shelf = library.opened(source, fresh=True)
-    exact = next((s for s in shelf.stored if query.answers(s)), None)
+    exact = _exact(query, shelf)
+    if exact is None:  # off the fast path: what was swept meanwhile counts
+        shelf = library.opened(source, fresh=True)
+        exact = _exact(query, shelf)
     if exact is not None:
         answer = exact, match_of(exact)
     elif on_miss == "default":
@@ -157,6 +158,12 @@ def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | st
         shelf.answers.clear()
     shelf.answers[asked] = answer
     return answer
+
+
+def _exact(query: Query, shelf: Library) -> Stored | None:
+    """The stored result of the very problem, if its file is still the one that was read."""
+    found = next((s for s in shelf.stored if query.answers(s)), None)
+    return found if found is not None and found.unchanged else None
 
 
 def _nearest(query: Query, shelf: Library) -> tuple[Stored, str]:

@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -138,29 +138,30 @@ def _best_of(file: Traversable) -> Stored | None:
     """The best row of a file; None where no candidate was ranked."""
     with resources.as_file(file) as path:
         stamp = _stamp(path) if isinstance(file, Path) else None
-        present = set(pq.read_schema(path).names)
-        if missing := {"problem", "config", "kernel", "device", "is_best"} - present:
-            raise ValueError(f"lacks {', '.join(sorted(missing))}")
-        columns = [name for name in _COLUMNS if name in present]
-        table = pq.read_table(
-            path, columns=columns, filters=[("is_best", "==", True)], partitioning=None
-        )
-    records = table.cast(pa.schema([SCHEMA.field(n) for n in columns])).to_pylist()
-    known = {f.name for f in fields(Row)}
-    for record in records:
-        row = Row(**{k: v for k, v in record.items() if k in known})
-        problem = json.loads(row.problem)
-        if row.status == "ok":
-            return Stored(
-                row=row,
-                shape=problem["shape"],
-                options=problem.get("options") or {},
-                dtype=problem.get("dtype", "bfloat16"),
-                config=json.loads(row.config),
-                path=str(file),
-                stamp=stamp,
-            )
-    return None
+        with pq.ParquetFile(path) as opened_file:
+            present = set(opened_file.schema_arrow.names)
+            if missing := {"problem", "config", "kernel", "device", "is_best"} - present:
+                raise ValueError(f"lacks {', '.join(sorted(missing))}")
+            columns = [name for name in _COLUMNS if name in present]
+            table = opened_file.read(columns=columns, use_threads=False)
+    marks = table.column("is_best").to_pylist()
+    if True not in marks:
+        return None
+    best = table.select(columns).slice(marks.index(True), 1)
+    (record,) = best.cast(pa.schema([SCHEMA.field(n) for n in columns])).to_pylist()
+    row = Row(**record)
+    problem = json.loads(row.problem)
+    if row.status != "ok":
+        return None
+    return Stored(
+        row=row,
+        shape=problem["shape"],
+        options=problem.get("options") or {},
+        dtype=problem.get("dtype", "bfloat16"),
+        config=json.loads(row.config),
+        path=str(file),
+        stamp=stamp,
+    )
 
 
 def _listed(source: str) -> frozenset[tuple[str, tuple[int, int] | None]]:

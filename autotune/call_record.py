@@ -143,6 +143,8 @@ class PallasCall:
       loops: scope name -> of the rolled loops in it, first those one loop deep, then those two
         deep …: iterations over the grid, and how many such loops stand in the text. Iterations
         that the trace cannot tell count as one.
+      hand_copies, hand_bytes: copies from or to HBM that the kernel starts itself over the grid
+        (`make_async_copy`), and their bytes; those on run-time data count as made once a step.
       revisited_axes: grid axes along which an output block is revisited.
       branches: per `cond` of the kernel, in program order, the executions of each branch over the
         grid; None where its predicate rests on run-time data.
@@ -170,6 +172,8 @@ class PallasCall:
     repeats: int = 1
     scope_regions: dict[str, int] = field(default_factory=dict)
     loops: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    hand_copies: int = 0
+    hand_bytes: int = 0
     revisited_axes: tuple[int, ...] = ()
     branches: tuple[tuple[int | None, ...], ...] = ()
     dots: tuple[Dot, ...] = ()
@@ -177,11 +181,11 @@ class PallasCall:
 
     @property
     def dma_count(self) -> int:
-        return sum(w.copies for w in self.windows)
+        return sum(w.copies for w in self.windows) + self.hand_copies
 
     @property
     def hbm_bytes(self) -> int:
-        return sum(w.bytes_copied for w in self.windows)
+        return sum(w.bytes_copied for w in self.windows) + self.hand_bytes
 
     def executed_with(self, counts: Mapping[str, int]) -> int:
         """Executed FLOPs, with `counts` for scopes whose executions rest on run-time data.

@@ -101,6 +101,9 @@ def of_call(
         compute += step.steps * busy
         transfer += step.steps * moved
         overhead += step.steps * fixed
+    # Copies by hand run beside everything else, as far as the HBM lets them.
+    transfer += call.hand_bytes / device.copy_bytes_per_s * call.parallel_splits
+    total = max(total, transfer)
     edges_s = _edge_bytes(call, work.held) / device.copy_bytes_per_s
     share = call.repeats * (call.core_steps or call.grid_steps) / max(1, call.grid_steps)
     return Latency(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from autotune.call_record import PallasCall, Program, Scratch, StepClass, Window
 from autotune.device import Device
 from autotune.errors import KernelError
+from autotune.traced import state
 from autotune.traced.block_moves import block_axis, block_moves, tile_bytes
 from autotune.traced.capture import capture
 from autotune.traced.counts import Weight
@@ -98,13 +100,13 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
         _check_steps(name, grid)
         semantics = None  # one core runs all of an inner pipeline
     axes = tuple(n for n in range(len(grid)) if n not in mapping.vmapped_dims)
-    code = ScalarCode(grid=grid or (1,), program_axes=axes)
+    make = partial(ScalarCode, grid=grid or (1,), program_axes=axes)
+    rest = [UNKNOWN] * (len(open_jaxpr(body)[0].invars) - len(tables))
+    code, fixed = state.run(make, body, tables, rest)
     operands = [
-        _operand(code, block, tables, n, mapping.num_inputs)
+        _operand(make(), block, fixed, n, mapping.num_inputs)
         for n, block in enumerate(mapping.block_mappings)
     ]
-    rest = [UNKNOWN] * (len(open_jaxpr(body)[0].invars) - len(tables))
-    code.run(body, [*tables, *rest])
     if inner is not None:
         inner.count_own_scopes(code.counts)
     steps = math.prod(grid)
@@ -128,6 +130,8 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
             scope: tuple((_total(trips, grid), copies) for trips, copies in levels)
             for scope, levels in code.counts.loops.items()
         },
+        hand_copies=_total(code.counts.hand_copies, grid),
+        hand_bytes=_total(code.counts.hand_bytes, grid),
         revisited_axes=_revisited(operands, grid, axes),
         branches=_branches(code, grid), dots=inner.dots() if inner else dots(body),
         marking=how[id(params["jaxpr"])],

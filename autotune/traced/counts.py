@@ -20,6 +20,7 @@ class Counts:
         stand in the program text.
       branches: per cond equation, executions of each branch; None where the predicate is unknown.
       flops: named scope -> FLOPs of its dots ("" outside any scope).
+      hand_copies, hand_bytes: copies from or to HBM that the kernel starts itself, and their bytes.
       unsure: scopes whose count rests on a predicate or trip count that is unknown.
     """
 
@@ -28,6 +29,8 @@ class Counts:
     loops: dict[str, list[tuple[Weight, int]]] = field(default_factory=dict)
     branches: dict[int, list[Weight | None]] = field(default_factory=dict)
     flops: dict[str, Weight] = field(default_factory=dict)
+    hand_copies: Weight = 0
+    hand_bytes: Weight = 0
     unsure: set[str] = field(default_factory=set)
 
     def enter(self, scope: str, weight: Weight, copies: int, sure: bool) -> None:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from autotune.traced.counts import Counts, Weight, add
+from autotune.traced.hand_copies import hbm_bytes
 from autotune.traced.jaxprs import (
     adds_one,
     called_jaxpr,
@@ -46,7 +47,14 @@ class Table:
     values: np.ndarray
 
 
-Value = Any  # an np.ndarray of the grid's rank, a Table, or UNKNOWN
+@dataclass(slots=True)
+class Cells:
+    """A small table of one axis that the kernel writes: what each cell holds, step by step."""
+
+    values: list[Value]
+
+
+Value = Any  # an np.ndarray of the grid's rank, a Table, Cells, or UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +90,14 @@ class ScalarCode:
       program_axes: the grid axes `program_id` counts (all but those that `vmap` added).
       counts: filled while `run` meets scopes and dots.
       turns: turns of loops followed so far.
+      written: `id` of each `Table` that the code writes.
     """
 
     grid: tuple[int, ...]
     program_axes: tuple[int, ...]
     counts: Counts = field(default_factory=Counts)
     turns: int = 0
+    written: set[int] = field(default_factory=set)
 
     def axis(self, n: int) -> np.ndarray:
         """int32 positions along grid axis `n`, of the grid's rank."""
@@ -292,6 +302,9 @@ class ScalarCode:
 
     def _get(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         table, *leaves = values
+        if isinstance(table, Cells):
+            cell = _cell(eqn, leaves)
+            return [UNKNOWN if cell is None else table.values[cell]]
         if not isinstance(table, Table) or eqn.outvars[0].aval.shape != ():
             return [UNKNOWN]
         transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
@@ -307,6 +320,32 @@ class ScalarCode:
         found = np.asarray(table.values[tuple(inside)])
         return [found if found.ndim == len(self.grid) else self.scalar(found)]
 
+    def _write(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
+        """A write to a table's cell, where this step comes by; what it held before."""
+        cells, new, *leaves = values
+        if isinstance(cells, Table):
+            self.written.add(id(cells))
+        if not isinstance(cells, Cells):
+            return [UNKNOWN] * len(eqn.outvars)
+        cell = _cell(eqn, leaves) if eqn.primitive.name == "swap" else None
+        if cell is None:
+            cells.values[:] = [UNKNOWN] * len(cells.values)
+            return [UNKNOWN] * len(eqn.outvars)
+        old = cells.values[cell]
+        taken = np.asarray(where.weight).reshape(np.shape(where.weight) or (1,) * len(self.grid))
+        known = isinstance(new, np.ndarray) and isinstance(old, np.ndarray) and where.sure
+        if isinstance(new, np.ndarray) and where.sure and (taken > 0).all():
+            cells.values[cell] = new
+        else:
+            cells.values[cell] = np.where(taken > 0, new, old) if known else UNKNOWN
+        return [old]
+
+    def _copy(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
+        if size := hbm_bytes(eqn):
+            self.counts.hand_bytes = self.counts.hand_bytes + where.weight * size
+            self.counts.hand_copies = self.counts.hand_copies + where.weight
+        return [UNKNOWN] * len(eqn.outvars)
+
     def _dot(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         scope = where.stack[-1] if where.stack else ""
         add(self.counts.flops, scope, where.weight * dot_flops(eqn))
@@ -317,11 +356,23 @@ _SPECIAL: dict[str, Callable[[ScalarCode, Any, list[Value], _Where], Sequence[Va
     "program_id": ScalarCode._program_id,
     "num_programs": ScalarCode._num_programs,
     "get": ScalarCode._get,
+    "swap": ScalarCode._write,
+    "addupdate": ScalarCode._write,
+    "dma_start": ScalarCode._copy,
     "cond": ScalarCode._cond,
     "scan": ScalarCode._scan,
     "while": ScalarCode._while,
     "dot_general": ScalarCode._dot,
 }
+
+
+def _cell(eqn: Any, leaves: Sequence[Value]) -> int | None:
+    """The one cell that a `get` or `swap` is about at every step; None where that is not known."""
+    transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
+    indices = getattr(transforms[0], "indices", ()) if len(transforms) == 1 else ()
+    if len(indices) != 1 or not isinstance(indices[0], np.ndarray | int) or np.size(indices[0]) > 1:
+        return None
+    return int(np.asarray(indices[0]).reshape(-1)[0])
 
 
 def _merge(index: np.ndarray, cases: Sequence[Value], numbers: Iterable[int]) -> Value:

@@ -115,10 +115,10 @@ def _program(task: Task) -> Program:
     """The traced program. Raises KernelError, or _RefusedError with the rule that is broken."""
     kernel = base.load(task.problem.kernel)
     try:
-        call = contract.built(kernel, task.problem, task.candidate.config)
+        built = contract.built(kernel, task.problem, task.candidate.config)
     except ValueError as error:
         raise _RefusedError(" ".join(str(error).split())) from error
-    function, arguments = contract.checked_output(kernel, task.problem, call)
+    function, arguments = contract.checked_output(kernel, task.problem, built)
     program = trace(function, arguments, devices.get(task.problem.device))
     for call in program.calls:
         if reason := semantics_reason(call):

@@ -7,7 +7,7 @@ can know is `UNKNOWN`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,44 +17,19 @@ import numpy as np
 from autotune.traced.counts import Counts, Weight, add
 from autotune.traced.hand_copies import hbm_bytes
 from autotune.traced.jaxprs import (
-    adds_one,
     called_jaxpr,
     counted,
     dot_flops,
-    has_branches,
     open_jaxpr,
 )
+from autotune.traced.loops import kept, turns_matter
 from autotune.traced.scalar_ops import ELEMENTWISE, vanishes
+from autotune.traced.values import UNKNOWN, Cells, Table, Value, cell_of, merge
+
+__all__ = ["UNKNOWN", "Cells", "ScalarCode", "Table", "Value"]
 
 MAX_TURNS = 10_000
 """Turns of loops that are followed in all; beyond them what a loop does counts as unknown."""
-
-
-class _Unknown:
-    """A value only a run can know."""
-
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
-
-UNKNOWN = _Unknown()
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A Ref whose contents are known: a scalar-prefetch operand."""
-
-    values: np.ndarray
-
-
-@dataclass(slots=True)
-class Cells:
-    """A small table of one axis that the kernel writes: what each cell holds, step by step."""
-
-    values: list[Value]
-
-
-Value = Any  # an np.ndarray of the grid's rank, a Table, Cells, or UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +199,7 @@ class ScalarCode:
             for branch, mask in zip(branches, taken, strict=True)
         ]
         return [
-            _merge(index, [values for values, mask in zip(cases, taken, strict=True) if mask.any()],
+            merge(index, [values for values, mask in zip(cases, taken, strict=True) if mask.any()],
                    [n for n, mask in enumerate(taken) if mask.any()])
             for cases in zip(*results, strict=True)
         ]  # fmt: skip
@@ -238,11 +213,11 @@ class ScalarCode:
         rolled = unroll < length
         if rolled:
             self._loop(where, length // unroll)
-        if self.turns + length > MAX_TURNS or not _turns_matter(body, split, carry):
-            kept = _kept(body, split, carry)
+        if self.turns + length > MAX_TURNS or not turns_matter(body, split, carry):
+            same = kept(body, split, carry)
             inside = where.times(length, copies=unroll, deeper=rolled)
-            self._run(body, [*consts, *kept], inside)
-            return kept
+            self._run(body, [*consts, *same], inside)
+            return same
         self.turns += length
         for n in range(length):
             inside = where.times(1, copies=0 if n else unroll, deeper=rolled)
@@ -254,14 +229,14 @@ class ScalarCode:
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond_consts, values = values[:n_cond], values[n_cond:]
         consts, carry = values[:n_body], values[n_body:]
-        counter = None if _turns_matter(body, n_body, carry) else counted(cond, body, n_body)
+        counter = None if turns_matter(body, n_body, carry) else counted(cond, body, n_body)
         if counter is not None and all(isinstance(carry[n], np.ndarray) for n in counter):
             first, last = (carry[n].astype(np.int64) for n in counter)
             trips = np.maximum(last - first, 0)
             self._loop(where, trips)
-            kept = _kept(body, n_body, carry)
-            self._run(body, [*consts, *kept], where.times(trips, deeper=True))
-            return kept
+            same = kept(body, n_body, carry)
+            self._run(body, [*consts, *same], where.times(trips, deeper=True))
+            return same
         return self._follow(cond, body, cond_consts, consts, carry, where)
 
     def _follow(
@@ -283,7 +258,7 @@ class ScalarCode:
             self._loop(where.times(1, copies=0 if n else 1), going)
             new = self._run(body, [*consts, *carry], inside)
             carry = [
-                _merge(going, [old, value], [0, 1]) for old, value in zip(carry, new, strict=True)
+                merge(going, [old, value], [0, 1]) for old, value in zip(carry, new, strict=True)
             ]
         unknown = [UNKNOWN] * len(carry)
         self._loop(where, 1)
@@ -303,7 +278,7 @@ class ScalarCode:
     def _get(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
         table, *leaves = values
         if isinstance(table, Cells):
-            cell = _cell(eqn, leaves)
+            cell = cell_of(eqn, leaves)
             return [UNKNOWN if cell is None else table.values[cell]]
         if not isinstance(table, Table) or eqn.outvars[0].aval.shape != ():
             return [UNKNOWN]
@@ -327,7 +302,7 @@ class ScalarCode:
             self.written.add(id(cells))
         if not isinstance(cells, Cells):
             return [UNKNOWN] * len(eqn.outvars)
-        cell = _cell(eqn, leaves) if eqn.primitive.name == "swap" else None
+        cell = cell_of(eqn, leaves) if eqn.primitive.name == "swap" else None
         if cell is None:
             cells.values[:] = [UNKNOWN] * len(cells.values)
             return [UNKNOWN] * len(eqn.outvars)
@@ -364,41 +339,3 @@ _SPECIAL: dict[str, Callable[[ScalarCode, Any, list[Value], _Where], Sequence[Va
     "while": ScalarCode._while,
     "dot_general": ScalarCode._dot,
 }
-
-
-def _cell(eqn: Any, leaves: Sequence[Value]) -> int | None:
-    """The one cell that a `get` or `swap` is about at every step; None where that is not known."""
-    transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
-    indices = getattr(transforms[0], "indices", ()) if len(transforms) == 1 else ()
-    if len(indices) != 1 or not isinstance(indices[0], np.ndarray | int) or np.size(indices[0]) > 1:
-        return None
-    return int(np.asarray(indices[0]).reshape(-1)[0])
-
-
-def _merge(index: np.ndarray, cases: Sequence[Value], numbers: Iterable[int]) -> Value:
-    """`cases[i]` where `index == numbers[i]`; UNKNOWN when any case is."""
-    if not all(isinstance(case, np.ndarray) for case in cases):
-        same = bool(cases) and all(case is cases[0] for case in cases)
-        return cases[0] if same else UNKNOWN
-    result = cases[0]
-    for number, case in list(zip(numbers, cases, strict=True))[1:]:
-        result = np.where(index == number, case, result)
-    return result
-
-
-def _turns_matter(body: Any, split: int, carry: Sequence[Value]) -> bool:
-    """Whether a loop must be followed turn by turn: for its branches, or a scalar it computes."""
-    jaxpr = open_jaxpr(body)[0]
-    computed = [
-        new
-        for old, new, value in zip(jaxpr.invars[split:], jaxpr.outvars, carry, strict=True)
-        if isinstance(value, np.ndarray) and old is not new and not adds_one(jaxpr, old, new)
-    ]
-    return bool(computed) or has_branches(body)
-
-
-def _kept(body: Any, split: int, carry: Sequence[Value]) -> list[Value]:
-    """A loop's carry for all turns at once, and after it: what the body changes is unknown."""
-    jaxpr = open_jaxpr(body)[0]
-    same = [a is b for a, b in zip(jaxpr.invars[split:], jaxpr.outvars, strict=True)]
-    return [value if keep else UNKNOWN for value, keep in zip(carry, same, strict=True)]

@@ -88,7 +88,8 @@ def test_jax_is_imported_where_kernels_are_traced_or_compiled_only(module: str) 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["sweep", "--help"], ["gate", "--help"], ["report", "--help"]]
+    "arguments",
+    [[c, "--help"] for c in ("sweep", "gate", "report", "best", "export")] + [["--help"]],
 )
 def test_help_does_not_import_jax_pandas_or_optuna(arguments: list[str]) -> None:
     assert _imported(f"""

@@ -131,7 +131,9 @@ def test_an_unreadable_config_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert str(config) in err
 
 
-@pytest.mark.parametrize("command", ["sweep", "report", "gate", "kernels", "devices"])
+@pytest.mark.parametrize(
+    "command", ["sweep", "report", "gate", "best", "export", "kernels", "devices"]
+)
 def test_every_command_has_help_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -452,6 +452,17 @@ def test_best_says_that_the_results_are_stale(
     assert json.loads(out)["stale"].startswith("stale: libtpu 0.0.41")
 
 
+def test_best_names_a_damaged_file_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_matmul(tmp_path, **SHAPE, about={"name": "up"})
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut short")
+    asked = ["best", "matmul", "--problem", "up", "--results", str(tmp_path)]
+    status, out, err = call(capsys, *asked)
+    assert (status, json.loads(out)["config"]["bm"], err.count("\n")) == (0, 512, 1)
+    assert err.startswith(f"autotune: skipped {tmp_path}/cut.parquet: not a readable leaderboard")
+
+
 BAD = {
     "no shape": ([], 2, "needs one of --shape"),
     "both": (["--shape", "m=1", "--problem", "x"], 2, "needs one of --shape"),

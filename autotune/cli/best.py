@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from autotune.cli.app import app
 from autotune.errors import InputError, NoResultError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from autotune.lookup import BestConfig
 
@@ -65,15 +66,33 @@ def best(
     """
     if (problem is None) == (shape is None):
         raise InputError("best needs one of --shape AXIS=SIZE,... and --problem NAME")
-    if problem is not None:
-        if option:
-            raise InputError("--option belongs to --shape; a named problem has its own")
-        found = _named(kernel, problem, device, results)
-    else:
-        found = _asked(kernel, shape or [], device, option or [], dtype, on_miss.value, results)
+    if problem is not None and option:
+        raise InputError("--option belongs to --shape; a named problem has its own")
+    with _one_line_warnings():
+        if problem is not None:
+            found = _named(kernel, problem, device, results)
+        else:
+            found = _asked(kernel, shape or [], device, option or [], dtype, on_miss.value, results)
     if found.found.stale:
         print(f"autotune: {found.found.stale}", file=sys.stderr)
     write(found)
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Warnings as the lines of this command, that of staleness aside: it has one of its own."""
+    import warnings
+
+    from autotune.lookup import StaleResultsWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            for warning in caught:
+                if not issubclass(warning.category, StaleResultsWarning):
+                    print(f"autotune: {warning.message}", file=sys.stderr)
 
 
 def write(found: BestConfig) -> None:
@@ -94,23 +113,19 @@ def _asked(
     on_miss: str,
     results: str | None,
 ) -> BestConfig:
-    import warnings
-
-    from autotune.lookup import StaleResultsWarning, best_config
+    from autotune.lookup import best_config
 
     if device is None:
         raise InputError("best needs --device, e.g. --device tpu7x")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StaleResultsWarning)
-        return best_config(
-            kernel,
-            {axis: _size(axis, size) for axis, size in _pairs("--shape", shape, split=True)},
-            device=device,
-            options={name: _value(text) for name, text in _pairs("--option", options)},
-            dtype=dtype,
-            on_miss=on_miss,  # type: ignore[arg-type]
-            results=results,
-        )
+    return best_config(
+        kernel,
+        {axis: _size(axis, size) for axis, size in _pairs("--shape", shape, split=True)},
+        device=device,
+        options={name: _value(text) for name, text in _pairs("--option", options)},
+        dtype=dtype,
+        on_miss=on_miss,  # type: ignore[arg-type]
+        results=results,
+    )
 
 
 def _named(kernel: str, name: str, device: str | None, results: str | None) -> BestConfig:

@@ -26,7 +26,7 @@ from autotune.kernels.attention import LANES, AttentionShape
 from autotune.kernels.base import Call, Kernel, Tunable, choice, flag, number
 from autotune.kernels.flash_fwd_call import Outputs, keywords, operands, plan_entries
 from autotune.kernels.flash_fwd_plan import Plan, Refs
-from autotune.kernels.matmul_space import vmem_limit_tunable
+from autotune.kernels.matmul_space import limit_reason, vmem_limit_tunable
 from autotune.problem import Problem
 
 OUT_DTYPES = ("bfloat16", "float32")
@@ -235,10 +235,7 @@ def illegal(problem: Problem, config: Config, device: Device) -> str | None:
         blocks = BlockSizes(**config)  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
         return str(error)
-    limit = blocks.vmem_limit_bytes
-    if limit is not None and limit > device.vmem_bytes:
-        return f"vmem_limit_bytes {limit} is above {device.name}'s VMEM of {device.vmem_bytes}"
-    return None
+    return limit_reason(blocks.vmem_limit_bytes, device)
 
 
 def canonical(problem: Problem, config: Config) -> Config:

@@ -122,6 +122,13 @@ def vmem_limit_tunable(device: Device) -> Tunable:
     return Tunable(values=(None, *raised), check=check)
 
 
+def limit_reason(limit: int | None, device: Device) -> str | None:
+    """Why `vmem_limit_bytes` cannot be, with both numbers; None where it can."""
+    if limit is None or limit <= device.vmem_bytes:
+        return None
+    return f"vmem_limit_bytes {limit} is above {device.name}'s VMEM of {device.vmem_bytes}"
+
+
 def _values(length: int, tile: int, choices: Sequence[int]) -> tuple[int, ...]:
     """The choices that the axis holds; all of a short axis; a divisor where no choice divides."""
     values = [choice for choice in choices if choice <= length]
@@ -178,10 +185,7 @@ def illegal(problem: Problem, config: Config, device: Device) -> str | None:
         blocks.check(*(problem.shape[axis] for axis in "mkn"))
     except (ValueError, TypeError) as error:
         return str(error)
-    limit = blocks.vmem_limit_bytes
-    if limit is not None and limit > device.vmem_bytes:
-        return f"vmem_limit_bytes {limit} is above {device.name}'s VMEM of {device.vmem_bytes}"
-    return None
+    return limit_reason(blocks.vmem_limit_bytes, device)
 
 
 def default(problem: Problem, device: Device) -> Config:

@@ -19,6 +19,7 @@ from autotune.kernels.attention import (
 )
 from autotune.kernels.base import Option, Tunable, choice, flag, number
 from autotune.kernels.mask_table import MaskTable, table_of
+from autotune.kernels.matmul_space import limit_reason
 from autotune.problem import Problem
 
 BLOCKS = ("block_q", "block_kv", "block_q_compute", "block_kv_compute")
@@ -126,8 +127,8 @@ def illegal(problem: Problem, config: Config, device: Device) -> str | None:
         found = table(problem, sizes)
     except ValueError as error:
         return str(error)
-    if (limit := sizes.vmem_limit_bytes) is not None and limit > device.vmem_bytes:
-        return f"vmem_limit_bytes {limit} is above {device.name}'s VMEM of {device.vmem_bytes}"
+    if (reason := limit_reason(sizes.vmem_limit_bytes, device)) is not None:
+        return reason
     needed = table_bytes(sizes, found)
     if needed > device.smem_bytes:
         return (

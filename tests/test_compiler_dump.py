@@ -11,7 +11,7 @@ from autotune.compiler.dump import (
     parse_schedule,
     parse_utilization,
 )
-from autotune.compiler.program import in_trace_order, kernel_instructions
+from autotune.compiler.program import in_trace_order, kernel_instructions, read_schedules
 
 V5E, V6E, TPU7X = (devices.get(name) for name in ("v5e", "v6e", "tpu7x"))
 
@@ -263,3 +263,34 @@ def test_merged_calls_leave_one_schedule_and_unknown_kernels_are_not_lost():
         ("tile", "tile.1"),
         ("more", "more.7"),
     ]
+
+
+def write_dump(folder, second_shape):
+    """The dump of a program that runs a kernel twice; the compiler left files of the first only."""
+    call = 'custom-call(%x), custom_call_target="tpu_custom_call"'
+    (folder / "17-module_0001.jit_f-TLP-hlo.txt").write_text(
+        "HloModule jit_f, is_scheduled=true\n\n"
+        "ENTRY %main (x: f32[8,128]) -> f32[8,128] {\n"
+        "  %x = f32[8,128]{1,0:T(8,128)} parameter(0)\n"
+        f"  %tile.1 = f32[8,128]{{1,0:T(8,128)}} {call}\n"
+        f"  ROOT %tile.2 = {second_shape} {call}\n}}\n"
+    )
+    for part, text in {
+        "final_bundles": BUNDLES,
+        "final_hlo-static-per-bundle-utilization": UTILIZATION,
+        "pre-finalize-registers-and-allocations": ALLOCATIONS,
+    }.items():
+        (folder / f"18-tile.1-03-{part}.txt").write_text(text)
+
+
+def test_a_kernel_that_was_compiled_once_and_runs_twice_has_two_schedules(tmp_path):
+    write_dump(tmp_path, "f32[8,128]{1,0:T(8,128)}")
+    first, second = read_schedules(tmp_path, V6E, ["tile", "tile"])
+    assert first == second
+    assert first.bundles == 16
+
+
+def test_a_kernel_of_other_shapes_is_another_and_its_missing_dump_is_told(tmp_path):
+    write_dump(tmp_path, "f32[16,128]{1,0:T(8,128)}")
+    with pytest.raises(DumpError, match=r"no final_bundles.txt for tile\.2"):
+        read_schedules(tmp_path, V6E, ["tile", "tile"])

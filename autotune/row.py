@@ -98,6 +98,21 @@ class Row:
         )
 
 
+def indistinguishable(one: Row, other: Row) -> bool:
+    """Whether two rows of one problem cannot be told apart: one's latency lies within the other's
+    band. False where a row has no band, or they rest on different evidence."""
+    if one.evidence != other.evidence:
+        return False
+    return _within(one, other) or _within(other, one)
+
+
+def _within(row: Row, other: Row) -> bool:
+    low, high, latency = other.latency_low_ms, other.latency_high_ms, row.latency_ms
+    if low is None or high is None or latency is None:
+        return False
+    return low <= latency <= high
+
+
 _TYPES = {
     "is_default": _FLAG,
     "is_best": _FLAG,

@@ -14,16 +14,20 @@ from autotune import stale
 from autotune.leaderboard import Board
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import milliseconds
-from autotune.row import Row
+from autotune.row import Row, indistinguishable
 
 HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
 MIB = 2**20
 
 
-def cells(row: Row, default: Row | None) -> tuple[str, ...]:
-    """One ranked row as text, in the order of `HEADER`."""
+def cells(row: Row, default: Row | None, best: Row | None = None) -> tuple[str, ...]:
+    """One ranked row as text, in the order of `HEADER`.
+
+    `≈` marks a row that cannot be told apart from `best`.
+    """
+    near = best is not None and best is not row and indistinguishable(row, best)
     return (
-        f"{row.rank}{' *' if row.is_default else ''}",
+        f"{row.rank}{' ≈' if near else ''}{' *' if row.is_default else ''}",
         blocks(row.config),
         f"{milliseconds(row.latency_ms)} {row.evidence}" if row.latency_ms is not None else "–",
         f"{row.mfu:.1%}" if row.mfu is not None else "–",
@@ -51,9 +55,23 @@ def caption(board: Board) -> list[str]:
         lines += [f"no candidate survived; {reason}" for reason in _common_reasons(board)]
     elif reason := stale.reason(board.best):
         lines.append(reason)
+    if told := _alike(board):
+        lines.append(told)
     if board.flop_convention:
         lines.append(f"FLOPs: {board.flop_convention}")
     return lines
+
+
+def _alike(board: Board) -> str | None:
+    """How many ranked rows cannot be told apart from the best."""
+    best = board.best
+    if best is None:
+        return None
+    ranked = [r for r in board.rows if r.rank is not None and r is not best]
+    alike = sum(indistinguishable(r, best) for r in ranked)
+    if not alike:
+        return None
+    return f"≈ cannot be told apart from the best, by the bands of their latencies: {alike}"
 
 
 def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
@@ -66,7 +84,9 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
             numeric = name not in ("rank", "blocks")
             table.add_column(name, justify="right" if numeric else "left", overflow="fold")
         for row in _shown(board, top):
-            table.add_row(*cells(row, board.default), style="bold" if row.is_best else None)
+            table.add_row(
+                *cells(row, board.default, board.best), style="bold" if row.is_best else None
+            )
         if table.row_count:
             console.print(table)
         else:
@@ -85,7 +105,7 @@ def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
         print("| " + " | ".join(HEADER) + " |", file=file)
         print("| " + " | ".join("---" for _ in HEADER) + " |", file=file)
         for row in _shown(board, top):
-            print("| " + " | ".join(cells(row, board.default)) + " |", file=file)
+            print("| " + " | ".join(cells(row, board.default, board.best)) + " |", file=file)
         print("\n" + "  \n".join(caption(board)) + "\n", file=file)
     for pair in backward_pairs(boards):
         print(f"**{pair.title}**: {pair.text}\n", file=file)

@@ -252,9 +252,9 @@ def test_a_lone_winner_and_no_winner_need_no_confirming():
 def test_a_leader_that_fails_when_timed_again_leads_no_more():
     class Failing(FakeMeasurer):
         def measure(self, problem, candidates):
-            for candidate, record in super().measure(problem, candidates):
+            for candidate, found in super().measure(problem, candidates):
                 first = candidate.config["block"] == 0
-                yield candidate, Measured(status="crashed", reason="gone") if first else record
+                yield candidate, Measured(status="crashed", reason="gone") if first else found
 
     candidates = [Candidate.of({"block": n}) for n in range(3)]
     device = FakeDevice({c.json: 10.0 + n for n, c in enumerate(candidates)})

@@ -194,13 +194,13 @@ class Bench:
         """The candidate as the program `jit_NAME`, for this device."""
         import jax
 
-        function, arguments = kernel.build(problem, config)
-
-        def program(*arrays: Any) -> Any:
-            return function(*arrays)
-
-        program.__name__ = name
         with _interpreted() if self.interprets else contextlib.nullcontext():
+            function, arguments = kernel.build(problem, config)
+
+            def program(*arrays: Any) -> Any:
+                return function(*arrays)
+
+            program.__name__ = name
             traced = jax.jit(program).trace(*arguments)
             lowered = traced.lower()
         text = lowered.as_text()

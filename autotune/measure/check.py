@@ -11,6 +11,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_F32 = 2.0**-24
 _SENTINEL = 1e30
 """Beyond this a value is a marker (a masked row's lse), not a result."""
 _F32_PRODUCT = {"HIGHEST": 0.0, "HIGH": 2.0**-16, "DEFAULT": 2.0**-8}
@@ -139,9 +140,11 @@ _MOVES = frozenset({
 def precision_of(jaxpr: Any) -> Precision:
     """What the traced program rounds to. Operands are exact, whatever their type.
 
-    An f32 product that asks for no more than one pass is one of bf16 operands on a TPU.
+    Sums outside matrix products are taken to be in f32. An f32 product that asks for no more than
+    one pass is one of bf16 operands on a TPU.
     """
-    rounding, accumulating = _output_roundoff(jaxpr), 0.0
+    rounding = _output_roundoff(jaxpr)
+    accumulating = min(rounding, _F32)
     for eqn in _equations(jaxpr):
         name = eqn.primitive.name
         if name in _MOVES or any(True for _ in _inner(eqn)):

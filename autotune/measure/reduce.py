@@ -13,7 +13,7 @@ from autotune.errors import AutotuneError
 from autotune.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.call_record import PallasCall
+    from autotune.call_record import PallasCall, Program
     from autotune.kernels.base import Kernel
 
 BLOCKS = 3
@@ -24,28 +24,29 @@ _SMALL = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Structure:
-    """Per call the grid, and per window block shape and blocks an axis."""
+    """Per call the grid; per window and axis block size, blocks, and whether one lies inside."""
 
     grids: tuple[tuple[int, ...], ...]
     blocks: tuple[tuple[int, ...], ...]
     counts: tuple[tuple[int, ...], ...]
+    inside: tuple[tuple[bool, ...], ...]
 
     @classmethod
     def of(cls, calls: tuple[PallasCall, ...]) -> _Structure:
         windows = [w for call in calls for w in call.windows if w.memory == "vmem"]
+        axes = [list(zip(w.array_shape, w.block_shape, strict=True)) for w in windows]
         return cls(
             grids=tuple(call.grid for call in calls),
             blocks=tuple(w.block_shape for w in windows),
-            counts=tuple(
-                tuple(-(-size // block) for size, block in zip(w.array_shape, w.block_shape,
-                                                               strict=True))
-                for w in windows
-            ),
-        )  # fmt: skip
+            counts=tuple(tuple(-(-size // block) for size, block in pairs) for pairs in axes),
+            inside=tuple(tuple(block <= size for size, block in pairs) for pairs in axes),
+        )
 
     def kept_by(self, other: _Structure) -> bool:
         """Whether `other` has the same blocks, and on every axis as many, or `BLOCKS`."""
-        if self.blocks != other.blocks or len(self.grids) != len(other.grids):
+        if (self.blocks, self.inside) != (other.blocks, other.inside):
+            return False
+        if len(self.grids) != len(other.grids):
             return False
         mine, others = (*self.grids, *self.counts), (*other.grids, *other.counts)
         return all(
@@ -61,7 +62,7 @@ def reduced(kernel: Kernel, problem: Problem, config: Config) -> Problem:
     that their difference or their grouping stays: `BLOCKS` blocks an axis, its edge block included.
     `problem` itself where nothing smaller will do.
 
-    Raises whatever building or tracing the candidate raises.
+    Raises KernelError for whatever building or tracing the candidate raises.
     """
     whole = _structure(kernel, problem, config)
     done: set[str] = set()
@@ -69,8 +70,8 @@ def reduced(kernel: Kernel, problem: Problem, config: Config) -> Problem:
         if done.intersection(axes):
             continue
         for sizes in _attempts({axis: problem.shape[axis] for axis in axes}, config):
-            smaller = _smaller(kernel, problem, {**problem.shape, **sizes}, config)
-            if smaller is not None and whole.kept_by(_structure(kernel, smaller, config)):
+            smaller = _smaller(kernel, problem, sizes, config, whole)
+            if smaller is not None:
                 problem = smaller
                 done.update(axes)
                 break
@@ -102,33 +103,51 @@ def _halved(value: Scalar, problem: Problem) -> Scalar:
 
 
 def _runs(kernel: Kernel, problem: Problem, config: Config) -> bool:
+    from autotune.kernels.base import ask
+
     device = devices.get(problem.device)
-    canonical = Candidate.of(kernel.canonical(problem, config))
-    legal = kernel.illegal(problem, config, device) is None
-    return legal and canonical == Candidate.of(config)
+    canonical = ask(kernel, "canonical", kernel.canonical, problem, config)
+    legal = ask(kernel, "illegal", kernel.illegal, problem, config, device) is None
+    return legal and Candidate.of(canonical) == Candidate.of(config)
 
 
 def _smaller(
-    kernel: Kernel, problem: Problem, shape: Mapping[str, int], config: Config
+    kernel: Kernel,
+    problem: Problem,
+    sizes: Mapping[str, int],
+    config: Config,
+    whole: _Structure,
 ) -> Problem | None:
-    """The problem at `shape`; None where the kernel or the config would not have it."""
+    """The problem with `sizes` for some axes, where `config` runs on it in the same structure."""
     from autotune.kernels.base import make_problem
 
     options = {k: v for k, v in problem.options.items() if k not in problem.defaults}
     try:
         smaller = make_problem(
-            kernel, device=problem.device, shape=shape, options=options, dtype=problem.dtype
+            kernel,
+            device=problem.device,
+            shape={**problem.shape, **sizes},
+            options=options,
+            dtype=problem.dtype,
         )
-        return smaller if _runs(kernel, smaller, config) else None
-    except (AutotuneError, ValueError):
-        return None
+        if _runs(kernel, smaller, config) and whole.kept_by(_structure(kernel, smaller, config)):
+            return smaller
+    except AutotuneError:
+        pass  # a size that the kernel cannot have
+    return None
 
 
 def _structure(kernel: Kernel, problem: Problem, config: Config) -> _Structure:
+    """Raises KernelError for whatever building or tracing the candidate raises."""
+    from autotune.kernels.base import ask
     from autotune.pallas_call import trace
 
-    function, arguments = kernel.build(problem, config)
-    return _Structure.of(trace(function, arguments, devices.get(problem.device)).calls)
+    def traced() -> Program:
+        function, arguments = kernel.build(problem, config)
+        return trace(function, arguments, devices.get(problem.device))
+
+    program: Program = ask(kernel, "build", traced)
+    return _Structure.of(program.calls)
 
 
 def _groups(shape: Mapping[str, int]) -> list[tuple[str, ...]]:

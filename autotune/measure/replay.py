@@ -53,25 +53,33 @@ class Replay:
         records = _parquet(path) if content.startswith(b"PAR1") else _csv(path, content)
         self._entries = [e for where, record in records if (e := _entry(path, where, record))]
         self._known: dict[str, Samples] = {}
+        self._made: dict[str, Problem | None] = {}
+
+    def problems(self) -> list[Problem]:
+        """The recorded problems of kernels known here, each once, in the file's order."""
+        found = [self._problem(entry) for entry in self._entries]
+        return list({p.key: p for p in found if p is not None}.values())
 
     def samples(self, problem: Problem) -> Samples:
         """Each recorded candidate of the problem that is legal here, with its times in ms."""
         if problem.key not in self._known:
             found: dict[Candidate, tuple[float, ...]] = {}
-            keys: dict[str, str | None] = {}
             for entry in self._entries:
                 if (entry.kernel, entry.device) != (problem.kernel, problem.device):
                     continue
-                text = json.dumps(entry.problem, sort_keys=True)
-                if text not in keys:
-                    keys[text] = _key(entry)
-                candidate = None
-                if keys[text] == problem.key:
-                    candidate = space.recorded(problem, entry.config)
+                same = self._problem(entry) == problem
+                candidate = space.recorded(problem, entry.config) if same else None
                 if candidate is not None:
                     found[candidate] = found.get(candidate, ()) + entry.samples_ms
             self._known[problem.key] = found
         return self._known[problem.key]
+
+    def _problem(self, entry: _Entry) -> Problem | None:
+        """Made once for all entries of the same text."""
+        text = json.dumps([entry.kernel, entry.device, entry.problem], sort_keys=True)
+        if text not in self._made:
+            self._made[text] = _problem(entry)
+        return self._made[text]
 
     def measure(
         self, problem: Problem, candidates: Sequence[Candidate]
@@ -94,8 +102,8 @@ class Replay:
         """Nothing is held."""
 
 
-def _key(entry: _Entry) -> str | None:
-    """The canonical key of an entry's problem, options filled in; None for what is no problem."""
+def _problem(entry: _Entry) -> Problem | None:
+    """An entry's problem, options filled in; None for what is none here."""
     from autotune.kernels import base
 
     given = entry.problem
@@ -106,7 +114,7 @@ def _key(entry: _Entry) -> str | None:
             shape=given.get("shape", {}),
             options=given.get("options", {}),
             dtype=given.get("dtype", "bfloat16"),
-        ).key
+        )
     except AutotuneError:
         return None
 

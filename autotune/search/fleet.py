@@ -123,10 +123,10 @@ class Fleet:
         seats = self._seats().values()
         return sum(key in seat["measures"] and self.alive(seat["who"]) for seat in seats)
 
-    def alive(self, who: str) -> bool:
+    def alive(self, who: str | None) -> bool:
         """Whether the process called `who` (`Identity.text`) is still at work on the storage."""
-        if who == self.identity.text:
-            return True
+        if who is None or who == self.identity.text:
+            return who is not None
         seat = next((s for s in self._seats().values() if s["who"] == who), None)
         if seat is None or Identity.from_text(who).runs_here(self.identity.host) is False:
             return False

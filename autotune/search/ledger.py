@@ -121,7 +121,7 @@ class Ledger(Generic[Record]):
             if stopped or not left:
                 return
             begun = False
-            for candidate, record in work(self._claims(list(left.values()), stop)):
+            for candidate, record in work(self._claims(self._open(left), stop)):
                 begun = True
                 if self._finish(candidate, record):
                     yield left.pop(candidate.json), record
@@ -139,6 +139,16 @@ class Ledger(Generic[Record]):
                     self._create(wanted[config], self._inherited[config].state, attributes)
                     known[config] = self._inherited[config]
         return {config: known[config] for config in wanted if config in known}
+
+    def _open(self, wanted: dict[str, Candidate]) -> list[Candidate]:
+        """Those that seem to be free: a look that needs no lock, as most have none to claim."""
+        taken = {
+            trial.user_attrs.get(CONFIG)
+            for trial in self._trials()
+            if self._counts(trial)
+            and (trial.state.is_finished() or self._fleet.alive(trial.user_attrs.get(OWNER)))
+        }
+        return [candidate for config, candidate in wanted.items() if config not in taken]
 
     def _claims(self, wanted: Sequence[Candidate], stop: Callable[[], bool]) -> Iterator[Candidate]:
         """Those of `wanted` that nobody has, each begun here as it is pulled."""
@@ -185,7 +195,7 @@ class Ledger(Generic[Record]):
         """Closes what sweeps that died had begun; whether there was any."""
         running = [trial for trial in trials if not trial.state.is_finished()]
         owners = {trial.user_attrs.get(OWNER) for trial in running}
-        dead = {who for who in owners if who is None or not self._fleet.alive(who)}
+        dead = {who for who in owners if not self._fleet.alive(who)}
         for trial in running:
             if trial.user_attrs.get(OWNER) in dead:
                 self._close(trial._trial_id)

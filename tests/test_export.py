@@ -113,14 +113,26 @@ def test_the_three_boards_of_jaxs_flash_are_one_expression(
     sizes = flash_of(run(capsys, "jax", str(tmp_path))[0])
     assert not sizes.has_backward_blocks
     keep(tmp_path, "jax.flash_dq", FLASH_DQ, options={"causal": True})
-    status, out, err = call(capsys, "export", "jax", str(tmp_path))
-    assert (status, out) == (2, "")
+    out, err = run(capsys, "jax", str(tmp_path))
+    assert not flash_of(out).has_backward_blocks
+    assert err.startswith("autotune: not exported: jax.flash_dq (jax.flash_dq) on v6e: BlockSizes")
     assert "both dq and dkv, or of neither" in err
     keep(tmp_path, "jax.flash_dkv", FLASH_DKV, options={"causal": True})
     sizes = flash_of(run(capsys, "jax", str(tmp_path))[0])
     assert sizes.has_backward_blocks
     for name, value in {**FLASH, **FLASH_DQ, **FLASH_DKV}.items():
         assert getattr(sizes, name) == value
+
+
+def test_backward_blocks_without_a_forward_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "flash_fwd", {**OWN, "block_q_compute": 256})
+    keep(tmp_path, "flash_dq", {"block_q_major": 512, "block_kv_major": 2048, "block_kv": 1024})
+    status, out, err = call(capsys, "export", "jax", str(tmp_path))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "flash_fwd (flash_fwd) on v6e: its block_q_compute is 256" in err
+    assert "flash_dq (flash_dq) on v6e: BlockSizes needs the blocks of the forward pass too" in err
 
 
 def test_this_projects_kernels_are_exported_where_the_blocks_mean_the_same(
@@ -174,7 +186,7 @@ def test_what_a_target_cannot_express_is_listed_and_the_rest_is_written(
     for target, told in reasons.items():
         out, err = run(capsys, target, str(tmp_path))
         assert "block_q" in out
-        assert err == f"autotune: not exported: up on v6e: {told}\n"
+        assert err == f"autotune: not exported: up (matmul) on v6e: {told}\n"
 
 
 def test_maxtexts_settings_are_those_of_its_config(
@@ -328,7 +340,7 @@ BAD = {
     "no match": (["jax", "r", "--problem", "x"], "no best config matching --problem 'x' in r"),
     "another device": (["jax", "r", "--device", "v4"], "matching --device 'v4' in r"),
     "device": (["jax", "r", "--device", "v9"], "unknown device 'v9'"),
-    "nothing": (["maxtext", "r"], "nothing here can be exported to maxtext: up on v6e: "),
+    "nothing": (["maxtext", "r"], "nothing here can be exported to maxtext: up (matmul) on v6e: "),
     "release": (["tokamax", "r", "--tokamax-release", "9"], "--tokamax-release '9'"),
     "output": (["json", "r", "--output", "none/x"], "--output none/x cannot be written"),
 }

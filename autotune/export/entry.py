@@ -32,8 +32,9 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """`attention on v6e`, as messages name it."""
-        return f"{self.row.problem_name or self.row.problem_key} on {self.row.device}"
+        """`attention (jax.splash) on v6e`, as messages name it."""
+        row = self.row
+        return f"{row.problem_name or row.problem_key} ({row.kernel}) on {row.device}"
 
     @property
     def comment(self) -> str:
@@ -43,7 +44,7 @@ class Entry:
         row = self.row
         time = milliseconds(row.latency_ms) if row.latency_ms else "?"
         made = f"jax {row.jax_version}, libtpu {row.libtpu_version}"
-        problem = " ".join(filter(None, (row.kernel, sizes, self.dtype, options)))
+        problem = " ".join(filter(None, (sizes, self.dtype, options)))
         return f"{self.name}: {problem}: {time} {row.evidence}, {made}"
 
     def block(self, name: str, axis: str | None = None) -> int:

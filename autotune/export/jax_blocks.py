@@ -95,10 +95,10 @@ def export(found: Sequence[Entry]) -> Export:
     refused: list[str] = []
     flash = [e for e in found if e.row.kernel in _FORWARD | _BACKWARD]
     for group in _groups(flash):
-        try:
-            blocks.append(_flash_text(group))
-        except CannotExpressError as reason:
-            refused += [f"{entry.name}: {reason}" for entry in group]
+        used, fields, reasons = _flash(group)
+        refused += reasons
+        if used:
+            blocks.append(_text(FLASH, used, fields))
     for entry in found:
         if entry in flash:
             continue
@@ -122,22 +122,33 @@ def _groups(found: Iterable[Entry]) -> list[list[Entry]]:
     return list(groups.values())
 
 
-def _flash_text(group: Sequence[Entry]) -> str:
-    by_kernel = {entry.row.kernel.removeprefix("jax."): entry for entry in group}
-    forward = by_kernel.get("flash") or by_kernel.get("flash_fwd")
-    if forward is None:
-        raise CannotExpressError(
-            "BlockSizes needs the forward's blocks too; tune jax.flash as well"
-        )
-    used = [forward]
-    fields = dict(_FORWARD[forward.row.kernel](forward))
-    dkv, dq = by_kernel.get("flash_dkv"), by_kernel.get("flash_dq")
-    if (dkv is None) != (dq is None):
-        raise CannotExpressError("BlockSizes needs the blocks of both dq and dkv, or of neither")
-    for entry in filter(None, (dkv, dq)):
-        fields |= _BACKWARD[entry.row.kernel](entry)
-        used.append(entry)
-    return _text(FLASH, used, fields)
+def _flash(group: Sequence[Entry]) -> tuple[list[Entry], Fields, list[str]]:
+    """(boards used, fields, refusals). `BlockSizes` needs the forward's blocks, and those of dq
+    and dkv both or neither."""
+    made: dict[str, tuple[Entry, Fields]] = {}
+    refused: list[str] = []
+    for entry in group:
+        kernel = entry.row.kernel
+        try:
+            fields = (_FORWARD | _BACKWARD)[kernel](entry)
+            made[kernel.rpartition("flash_")[2] if kernel in _BACKWARD else "forward"] = (
+                entry,
+                fields,
+            )
+        except CannotExpressError as reason:
+            refused.append(f"{entry.name}: {reason}")
+    lacking = None
+    if "forward" not in made:
+        lacking, made_of = "BlockSizes needs the blocks of the forward pass too", {}
+    elif len(made) == 2:
+        lacking = "BlockSizes needs the blocks of both dq and dkv, or of neither"
+        made_of = {"forward": made["forward"]}
+    else:
+        made_of = made
+    refused += [f"{e.name}: {lacking}" for name, (e, _) in made.items() if name not in made_of]
+    in_order = [made_of[name] for name in ("forward", "dkv", "dq") if name in made_of]
+    fields = {name: value for _, own in in_order for name, value in own.items()}
+    return [entry for entry, _ in in_order], fields, refused
 
 
 def _text(module: str, used: Sequence[Entry], fields: Fields) -> str:

@@ -124,6 +124,14 @@ def test_the_three_boards_of_jaxs_flash_are_one_expression(
         assert getattr(sizes, name) == value
 
 
+def test_of_two_forwards_of_one_problem_the_second_is_refused_not_lost() -> None:
+    found = [entry("jax.flash", {**FLASH, "block_q": block_q}, options={"save_residuals": saved})
+             for block_q, saved in ((256, False), (512, True))]  # fmt: skip
+    made = exports.export("jax", found)
+    assert "block_q=256" in made.files["block_sizes.py"]
+    assert 'BlockSizes has one forward; that with {"save_residuals": false}' in made.refused[0]
+
+
 def test_backward_blocks_without_a_forward_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,12 +129,12 @@ def _flash(group: Sequence[Entry]) -> tuple[list[Entry], Fields, list[str]]:
     refused: list[str] = []
     for entry in group:
         kernel = entry.row.kernel
+        role = kernel.rpartition("_")[2] if kernel in _BACKWARD else "forward"
         try:
-            fields = (_FORWARD | _BACKWARD)[kernel](entry)
-            made[kernel.rpartition("flash_")[2] if kernel in _BACKWARD else "forward"] = (
-                entry,
-                fields,
-            )
+            if role in made:
+                options = json.dumps(made[role][0].options)
+                raise CannotExpressError(f"BlockSizes has one {role}; that with {options} took it")
+            made[role] = entry, (_FORWARD | _BACKWARD)[kernel](entry)
         except CannotExpressError as reason:
             refused.append(f"{entry.name}: {reason}")
     lacking = None

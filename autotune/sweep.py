@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from autotune import leaderboard
 from autotune.candidate import Candidate
-from autotune.compiler import environment
 from autotune.config import Config, ProblemSpec
-from autotune.device import Device
-from autotune.errors import InputError, NoCompilerError, NoTpuError
+from autotune.errors import InputError
 from autotune.kernels import base
 from autotune.leaderboard import Board
 from autotune.measure.replay import Replay
+from autotune.plan import Plan, Reach, reached
 from autotune.problem import Problem
 from autotune.progress import Progress
 from autotune.row import EVIDENCE, Row
@@ -26,36 +24,7 @@ from autotune.search.order import time_survivors
 from autotune.search.prune import Stages
 from autotune.search.space import Space
 from autotune.search.space import of as space_of
-from autotune.search.study import Budget, explore
-
-DEFAULT_TRIALS = 48
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """How a sweep is to run. `trials` and `seconds` override the configs' budgets.
-
-    Attributes:
-      until: last stage, `model`, `compile` or `measure`; None for as far as the machine can.
-      jobs: worker processes; None for the pool's own choice.
-      timeout_s: what one candidate may take to trace and compile, and again to be measured.
-      fresh: ignore cached evidence, stored leaderboards and finished trials.
-      storage: URL of the storage shared with other sweeps; None for one of its own.
-      replay: recorded measurements that answer for a TPU.
-      timer: `device` or `host`.
-    """
-
-    until: str | None
-    results: Path
-    jobs: int | None
-    timeout_s: float
-    seed: int = 0
-    trials: int | None = None
-    seconds: float | None = None
-    fresh: bool = False
-    storage: str | None = None
-    replay: Path | None = None
-    timer: str = "device"
+from autotune.search.study import explore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,15 +48,6 @@ class _Work:
         ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Reach:
-    """The last stage of a sweep here, whether it compiles before, and the TPU it times on."""
-
-    last: str
-    compiles: bool
-    attached: Device | None
-
-
 def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board]:
     """Sweeps every problem of `configs` and returns their leaderboards.
 
@@ -97,7 +57,7 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
     """
     leaderboard.check_writable(plan.results)
     replay = None if plan.replay is None else Replay(plan.replay)
-    reach = _reach(plan, progress)
+    reach = reached(plan, progress)
     spaces = _spaces(configs, replay, progress)
     with (
         crews.gathered(
@@ -145,14 +105,14 @@ def _spaces(
 
 
 def _compiled(
-    spec: ProblemSpec, space: Space, plan: Plan, stages: Stages, crew: Crew, reach: _Reach
+    spec: ProblemSpec, space: Space, plan: Plan, stages: Stages, crew: Crew, reach: Reach
 ) -> _Work:
     kernel = base.load(spec.problem.kernel)
     judge = stages.judge(kernel, spec.problem)
     judged = stages.model(judge, space)
     rows = {j.candidate: j.row for j in judged}
     if reach.compiles:
-        survivors, budget = [j for j in judged if j.survives], _budget(spec, plan)
+        survivors, budget = [j for j in judged if j.survives], plan.budget(spec)
         with shared.compiling(
             stages, judge, space, survivors, trials=budget.trials,
             fleet=crew.fleet if crew.shares_compiling else None,
@@ -164,20 +124,19 @@ def _compiled(
     return _Work(spec=spec, space=space, judge=judge, rows=rows)
 
 
-def _measured(work: _Work, plan: Plan, stages: Stages, crew: Crew, reach: _Reach) -> Board:
+def _measured(work: _Work, plan: Plan, stages: Stages, crew: Crew, reach: Reach) -> Board:
     """The leaderboard, with measured rows where anything could be timed."""
     problem, rows = work.spec.problem, work.rows
     if reach.last == "measure" and crew.fleet is not None:
-        survivors, budget = (
-            crew.measurable(problem, work.survivors, stages.progress),
-            _budget(work.spec, plan),
-        )
-        with shared.Timing(
-            stages, work.judge, work.space, survivors, trials=budget.trials, fleet=crew.fleet,
-            measurer=crew.measurer(problem), source=crew.source,
-        ) as timing:  # fmt: skip
-            rows |= time_survivors(survivors, timing, budget=budget, seed=plan.seed)
-            rows |= {} if crew.replay else timing.confirmed()
+        survivors = crew.measurable(problem, work.survivors, stages.progress)
+        if survivors:
+            budget = plan.budget(work.spec)
+            with shared.Timing(
+                stages, work.judge, work.space, survivors, trials=budget.trials,
+                fleet=crew.fleet, measurer=crew.measurer(problem), source=crew.source,
+            ) as timing:  # fmt: skip
+                rows |= time_survivors(survivors, timing, budget=budget, seed=plan.seed)
+                rows |= {} if crew.replay else timing.confirmed()
         crew.fleet.measured(problem.key)
     kernel = base.load(problem.kernel)
     return leaderboard.merge(
@@ -187,35 +146,3 @@ def _measured(work: _Work, plan: Plan, stages: Stages, crew: Crew, reach: _Reach
         replace_stored=plan.fresh,
         warn=lambda text: stages.progress.note(f"autotune: {text}"),
     )
-
-
-def _budget(spec: ProblemSpec, plan: Plan) -> Budget:
-    return Budget(
-        trials=plan.trials or spec.trials or DEFAULT_TRIALS,
-        seconds=plan.seconds or spec.seconds,
-    )
-
-
-def _reach(plan: Plan, progress: Progress) -> _Reach:
-    """How far this sweep goes here."""
-    obstacle = environment.unavailable()
-    if plan.until == "compile" and obstacle:
-        raise NoCompilerError(f"--until compile is not possible here: {obstacle}")
-    measures = plan.until in (None, "measure")
-    attached = crews.attached_tpu() if measures and plan.replay is None else None
-    if plan.until == "measure" and not (plan.replay or attached):
-        raise NoTpuError(
-            "--until measure needs a TPU attached to this machine, and there is none; "
-            "use --until compile, or --replay FILE"
-        )
-    compiles = plan.until != "model" and not obstacle
-    timed = measures and bool(plan.replay or attached or plan.storage)
-    last = "measure" if timed else "compile" if compiles else "model"
-    if measures and obstacle:
-        end = (
-            "candidates are timed in the model's order"
-            if timed
-            else "this sweep ends at model evidence"
-        )
-        progress.note(f"autotune: {obstacle}; {end}")
-    return _Reach(last=last, compiles=compiles, attached=attached)

@@ -21,7 +21,7 @@ LAYERS = {
     "calibration": 4, "explain": 4, "export": 4, "gate": 4, "lookup": 4, "report": 4, "stale": 4,
     "search.crew": 4, "search.fleet": 4, "search.ledger": 4, "search.order": 4, "search.shared": 4,
     "search.storage": 4, "search.study": 4, "search.tpe": 4,
-    "sweep": 5,
+    "plan": 5, "sweep": 5,
     "__main__": 6, "cli": 6, "tuning": 6,
 }  # fmt: skip
 MAY_IMPORT_JAX = ("kernels", "pallas_call", "traced", "compiler.worker", "measure.worker")

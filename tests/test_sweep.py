@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import optuna
 import pandas as pd
 import psutil
 import pytest
@@ -328,6 +330,105 @@ def test_ctrl_c_ends_with_one_line_and_no_leftover_process(workplace: Workplace)
     assert err == "autotune: interrupted; the same command goes on from here\n"
     psutil.wait_procs(workers, timeout=10)
     assert not [w for w in workers if w.is_running()]
+
+
+def _recording(place: Workplace, times_ms: dict[str, float], name: str = "r.csv") -> str:
+    """A recording of tiny configs, by their bk and bn."""
+    row = place.board().rows[0]
+    lines = []
+    for blocks, latency_ms in times_ms.items():
+        bk, bn = map(int, blocks.split())
+        config = {**json.loads(row.config), "bm": 256, "bk": bk, "bn": bn, "buffers": 2,
+                  "grid_order": "mn", "vmem_limit_bytes": None}  # fmt: skip
+        lines.append((row.kernel, row.device, row.problem, json.dumps(config), latency_ms))
+    frame = pd.DataFrame(lines, columns=["kernel", "device", "problem", "config", "latency_ms"])
+    frame.to_csv(place.folder / name, index=False)
+    return name
+
+
+def _trial_states(url: str) -> Counter[str]:
+    studies = optuna.get_all_study_names(url)
+    trials = [t for n in studies for t in optuna.load_study(study_name=n, storage=url).trials]
+    return Counter(t.state.name for t in trials)
+
+
+@pytest.mark.compiler
+def test_a_recording_answers_for_a_tpu_and_measured_rows_rank_first(swept: Workplace) -> None:
+    recording = _recording(swept, {"256 256": 0.5, "512 256": 0.4, "512 512": 0.45, "256 512": 0})
+    arguments = ("c.yaml", "--replay", recording, "--results", "replayed")
+    out, err = swept.run("sweep", *arguments)
+    assert err.count("keep their compiled evidence") == 1
+    assert "tiny: 1 of 5 candidates are not in r.csv" in err
+    board = swept.board("replayed")
+    ranked = [r for r in board.rows if r.rank is not None]
+    assert [r.latency_ms for r in ranked] == [0.4, 0.45, 0.5]
+    assert {(r.evidence, r.timer) for r in ranked} == {("measured", "replay")}
+    assert [r.samples_ms for r in ranked] == [[0.4], [0.45], [0.5]]
+    (zero,) = (r for r in board.rows if r.status == "failed")
+    assert "is not a finite number above 0" in (zero.reason or "")
+    assert "0.4000 ms measured" in out
+    url = f"sqlite:///{swept.folder}/replayed/studies.db"
+    assert _trial_states(url) == {"COMPLETE": 3, "FAIL": 1}
+    again, _ = swept.run("sweep", *arguments)
+    assert again == out, "what was timed is known"
+    assert _trial_states(url) == {"COMPLETE": 3, "FAIL": 1}
+    swept.run("sweep", *arguments, "--fresh", "--until", "measure", "--jobs", "1")
+    assert _trial_states(url) == {"COMPLETE": 6, "FAIL": 2}, "--fresh times anew"
+
+
+@pytest.mark.compiler
+def test_a_recording_without_the_problem_is_said_in_one_line(swept: Workplace) -> None:
+    recording = _recording(swept, {"256 256": 0.5}, name="other.csv")
+    text = (swept.folder / recording).read_text().replace('""m"": 256', '""m"": 512')
+    (swept.folder / recording).write_text(text)
+    _, err = swept.run("sweep", "c.yaml", "--replay", recording, "--results", "none")
+    assert err == "autotune: tiny: no row for it in other.csv\n"
+    assert {r.evidence for r in swept.board("none").rows if r.rank} == {"compiled"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--storage", "redis://host"), "--storage redis://… is not allowed; postgresql://"),
+        (("--replay", "none.csv"), "--replay none.csv cannot be read: No such file"),
+        (("--timer", "sundial"), "--timer 'sundial' is not allowed"),
+    ],
+)
+def test_bad_storages_recordings_and_timers_are_one_line_and_write_nothing(
+    workplace: Workplace, arguments: tuple[str, str], message: str
+) -> None:
+    _, err = workplace.run("sweep", workplace.config(TINY), *arguments, expect=2)
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert {p.name for p in workplace.folder.iterdir()} == {"c.yaml"}
+
+
+@pytest.mark.compiler
+def test_two_sweeps_on_one_storage_compile_each_candidate_once(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/shared.db"
+    workplace.config(TINY)
+    started = []
+    for host in ("a", "b"):  # hosts with nothing in common but the storage
+        workplace.environment["AUTOTUNE_CACHE_DIR"] = str(tmp_path / f"cache-{host}")
+        arguments = ("--results", f"results-{host}", "--storage", url, "--jobs", "1")
+        started.append(workplace.start("sweep", "c.yaml", *arguments))
+    for process in started:
+        _, err = process.communicate(timeout=300)
+        assert (process.returncode, err) == (0, "")
+    first, second = (workplace.board(f"results-{host}") for host in ("a", "b"))
+    assert [(r.config, r.rank, r.latency_ms, r.cycles) for r in first.rows] == [
+        (r.config, r.rank, r.latency_ms, r.cycles) for r in second.rows
+    ]
+    assert first.counts["ranked"] == 5
+    assert _trial_states(url) == {"COMPLETE": 5}
+    compiled = [
+        path
+        for path in tmp_path.glob("cache-*/*/*.json")
+        if json.loads(path.read_text().partition("\n")[2]).get("schedules")
+    ]
+    assert len(compiled) == 5, "on one of them, and never on both"
 
 
 def _user(kernel: str, *pins: str) -> str:

@@ -65,6 +65,7 @@ def sweep(
     """
     from autotune import config as configs
     from autotune import sweep as pipeline
+    from autotune.plan import Plan
     from autotune.search import storage as storages
 
     positive("--trials", trials)
@@ -75,7 +76,7 @@ def sweep(
     if storage is not None:
         storages.check(storage)
     loaded = [configs.load(path, devices=device or None) for path in config]
-    plan = pipeline.Plan(
+    plan = Plan(
         until=until.value if until else None,
         results=results,
         jobs=jobs,

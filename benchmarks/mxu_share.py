@@ -30,7 +30,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # read when a backend starts: onl
 MATMUL = {"m": 4096, "k": 7168, "n": 18432}
 CUBE: Config = {"bm": 1024, "bk": 1024, "bn": 1024}
 TILES = {"v6e": (512, 512), "tpu7x": (256, 1024)}
-"""block_q_compute and block_kv_compute that schedule best, by chip."""
+CAPPED_TILES = {"v6e": (512, 256)}
+"""block_q_compute and block_kv_compute that schedule best, by chip; where a soft cap differs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,7 @@ def cases(chip: str) -> Iterator[Case]:
         for what, target, options in attention:
             yield Case(
                 kernel="flash_fwd", label=f"{size}², {what}", target=target, options=options,
-                config=forward_blocks(size, chip),
+                config=forward_blocks(size, chip, capped="logit_soft_cap" in options),
             )  # fmt: skip
         yield Case(
             kernel="splash", label=f"{size}², causal, online softmax", target=0.85,
@@ -72,8 +73,9 @@ def cases(chip: str) -> Iterator[Case]:
     yield Case(kernel="flash_dkv", label=label, target=0.65, config={**major, **tiles})
 
 
-def forward_blocks(size: int, chip: str) -> Config:
-    q_tile, kv_tile = TILES.get(chip, (512, 512))
+def forward_blocks(size: int, chip: str, *, capped: bool = False) -> Config:
+    tiles = {**TILES, **CAPPED_TILES} if capped else TILES
+    q_tile, kv_tile = tiles.get(chip, (512, 512))
     return {
         "block_q": size, "block_kv": size, "block_q_compute": q_tile, "block_kv_compute": kv_tile,
         "vmem_limit_bytes": 56 * MIB,

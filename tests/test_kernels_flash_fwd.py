@@ -244,6 +244,12 @@ def test_blocks_longer_than_the_sequence_are_one_candidate():
         assert len(tunable.values) == 1
 
 
+@pytest.mark.parametrize(("cap", "keys"), [(None, (512, 1024)), (30.0, (256, 512, 1024))])
+def test_narrow_key_tiles_are_searched_under_a_soft_cap(cap, keys):
+    p = problem((1, 1), (4096, 4096), (128, 128), logit_soft_cap=cap)
+    assert KERNEL.tunables(p, devices.get("v6e"))["block_kv_compute"].values == keys
+
+
 @pytest.mark.parametrize(
     ("length", "tile"), [(128, 128), (300, 384), (640, 128), (700, 384), (1000, 512), (5000, 512)]
 )

@@ -133,7 +133,8 @@ HOLD = """
 import sys
 from pathlib import Path
 from autotune.measure.lock import DeviceLock
-DeviceLock(folder=Path(sys.argv[1])).acquire(wait_s=0)
+lock = DeviceLock(folder=Path(sys.argv[1]))
+lock.acquire(wait_s=0)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -151,8 +152,10 @@ def holder(tmp_path):
 
 def test_a_second_timing_job_names_the_first_or_waits_for_it(tmp_path, holder):
     lock = tmp_path / "autotune-tpu.lock"
-    one = TpuMeasurer(lock_folder=tmp_path, platform="cpu")
-    with pytest.raises(DeviceBusyError, match=f"the TPU is in use: process {holder.pid} is"):
+    with (
+        measurer(tmp_path) as one,
+        pytest.raises(DeviceBusyError, match=f"the TPU is in use: process {holder.pid} is"),
+    ):
         list(one.measure(problem_of("PRODUCT"), [candidate()]))
     assert workers() == [], "the device is not touched"
     assert lock.exists(), "a lock is never deleted"
@@ -207,7 +210,7 @@ def test_a_kernel_that_hangs_or_aborts_in_interpret_mode_is_a_verdict():
 
 
 def judged(**record):
-    problem = problem_of("PRODUCT")
+    problem = problem_of("PRODUCT", dtype="bfloat16")
     judge = Judge(
         problem=problem, device=devices.get("v6e"), flops=2 * 128**3, kernel_fingerprint="f"
     )

@@ -23,6 +23,7 @@ from autotune.row import EVIDENCE, SCHEMA, STATUSES, Row
 
 SCHEMA_VERSION = "1"
 _CONVENTION = b"flop_convention"
+_TIMERS = ("replay", "host_clock", "device_profile")
 
 
 def path_of(results: Path, device: str, kernel: str, problem_key: str) -> Path:
@@ -34,14 +35,14 @@ def ranked(rows: Iterable[Row]) -> list[Row]:
     """Rows with `latency_ms`, `rank` and `is_best` filled in, best first, unranked ones last.
 
     Only `ok` rows of the strongest evidence any of them has are ranked: ranks never mix kinds
-    of evidence. Ties go to the config that leaves more to the kernel (nulls), then to the smaller
+    of evidence, nor times of a device with those of a host's clock or a recording. Ties go to the config that leaves more to the kernel (nulls), then to the smaller
     text, so that equal inputs give equal boards.
     """
     rows = [replace(r, latency_ms=_latency_ms(r), rank=None, is_best=False) for r in rows]
     usable = [r for r in rows if r.status == "ok" and r.latency_ms is not None]
-    strongest = max((EVIDENCE.index(r.evidence) for r in usable), default=-1)
+    strongest = max(map(_strength, usable), default=None)
     contest = sorted(
-        (r for r in usable if EVIDENCE.index(r.evidence) == strongest),
+        (r for r in usable if _strength(r) == strongest),
         key=lambda r: (r.latency_ms, r.config.count("null") * -1, r.config),
     )
     taken = {id(r) for r in contest}
@@ -195,6 +196,12 @@ def boards(results: Path) -> Iterator[Board | DamagedFileError]:
             yield board
 
 
+def _strength(row: Row) -> tuple[int, int]:
+    """Of a row's evidence, and of the timer where it was measured; the device's own is strongest."""
+    timer = _TIMERS.index(row.timer) if row.timer in _TIMERS else -1
+    return EVIDENCE.index(row.evidence), timer if row.evidence == "measured" else -1
+
+
 def _latency_ms(row: Row) -> float | None:
     latency = {
         "model": row.latency_model_ms,
@@ -209,7 +216,7 @@ def _merged(stored: Iterable[Row], new: Sequence[Row]) -> list[Row]:
     kept = {r.config: replace(r, problem_name=name) for r in stored}
     for row in new:
         old = kept.get(row.config)
-        if old is None or EVIDENCE.index(row.evidence) >= EVIDENCE.index(old.evidence):
+        if old is None or _strength(row) >= _strength(old):
             kept[row.config] = row
     return list(kept.values())
 

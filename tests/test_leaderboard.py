@@ -272,3 +272,16 @@ def test_another_compiler_or_kernel_source_makes_a_row_stale(
     assert stale.reason(row(**now, kernel_fingerprint=today)) is None
     assert stale.reason(row(**now)) == "stale: the kernel's source changed"
     assert stale.reason(row(**now, kernel="gone.module:KERNEL")) is None
+
+
+def test_times_of_a_recording_are_never_ranked_beside_those_of_a_device(tmp_path: Path) -> None:
+    def timed(bm: int, latency_ms: float, timer: str) -> Row:
+        return row({"bm": bm}, evidence="measured", latency_measured_ms=latency_ms, timer=timer)
+
+    path = tmp_path / "k.parquet"
+    merge(path, [timed(128, 0.1, "replay"), timed(256, 0.2, "replay")])
+    board = merge(path, [timed(256, 0.9, "device_profile")])
+    assert [(r.config, r.latency_ms) for r in board.rows if r.rank] == [('{"bm": 256}', 0.9)]
+    board = merge(path, [timed(256, 0.2, "replay"), timed(128, 0.5, "host_clock")])
+    assert [(r.config, r.latency_ms) for r in board.rows if r.rank] == [('{"bm": 256}', 0.9)]
+    assert {r.timer for r in board.rows} == {"device_profile", "host_clock"}

@@ -10,12 +10,13 @@ SMEM and MXU figures per TensorCore.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autotune.errors import UnknownNameError
+from autotune.errors import DeviceBusyError, UnknownNameError
 
 KIB = 2**10
 MIB = 2**20
@@ -231,6 +232,10 @@ def of_kind(kind: str) -> Device | None:
     return next((d for d in DEVICES.values() if d.kind == kind), None)
 
 
+_BUSY = re.compile(r"The TPU is already in use[^.\n]*")
+"""How libtpu 0.0.42 and 0.0.50 begin to say so."""
+
+
 def attached(*, timeout_s: float = 120.0) -> Device | None:
     """The TPU attached to this machine; None where there is none.
 
@@ -239,10 +244,11 @@ def attached(*, timeout_s: float = 120.0) -> Device | None:
 
     Raises:
       UnknownNameError: a TPU of a kind that autotune has no figures for.
+      DeviceBusyError: another process has it; libtpu's own words say which.
     """
     ask = "import jax; print('kind:' + jax.devices('tpu')[0].device_kind)"
     try:
-        answer = subprocess.run(
+        asked = subprocess.run(
             [sys.executable, "-c", ask],
             capture_output=True,
             text=True,
@@ -250,10 +256,13 @@ def attached(*, timeout_s: float = 120.0) -> Device | None:
             check=False,
             # What the compile workers set so as to need no chip would hide the one that is there.
             env={k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"},
-        ).stdout
+        )
     except subprocess.TimeoutExpired:
         return None
-    kinds = [row.removeprefix("kind:") for row in answer.splitlines() if row.startswith("kind:")]
+    rows = asked.stdout.splitlines()
+    kinds = [row.removeprefix("kind:") for row in rows if row.startswith("kind:")]
+    if not kinds and (busy := _BUSY.search(asked.stderr)):
+        raise DeviceBusyError(f"{busy[0].strip()}: wait for it to end, or use --until compile")
     if not kinds:
         return None
     device = of_kind(kinds[0])

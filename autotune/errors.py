@@ -5,6 +5,7 @@ AutotuneError
 │   ├── UnknownNameError     a kernel, device, option … that does not exist
 │   └── DamagedFileError     a stored file that cannot be read
 ├── NoTpuError           a TPU was asked for and none is attached: exit status 2
+│   └── DeviceBusyError      there is one, and another process has it
 ├── NoCompilerError      libtpu was asked for and is not installed: exit status 2
 ├── NoResultError        no stored leaderboard answers: exit status 4
 └── KernelError          a kernel broke its contract: one clear line, never a traceback
@@ -54,6 +55,10 @@ class DamagedFileError(InputError):
 
 class NoTpuError(AutotuneError):
     """Measuring was asked for on a machine with no TPU attached."""
+
+
+class DeviceBusyError(NoTpuError):
+    """Another process has this machine's TPU. Its lock is that process's to remove."""
 
 
 class NoCompilerError(AutotuneError):

@@ -17,11 +17,11 @@ import pytest
 from autotune import device as devices
 from autotune.candidate import Candidate
 from autotune.compiler.environment import worker_environment
-from autotune.errors import NoTpuError
+from autotune.errors import DeviceBusyError, NoTpuError
 from autotune.kernels import base
 from autotune.measure.environment import measuring_environment
 from autotune.measure.interpreted import Interpreter, check_interpreted
-from autotune.measure.lock import DeviceBusyError, DeviceLock
+from autotune.measure.lock import DeviceLock
 from autotune.measure.record import Measured
 from autotune.measure.timing import Effort
 from autotune.measure.tpu import TpuMeasurer
@@ -161,6 +161,20 @@ def test_a_second_timing_job_names_the_first_or_waits_for_it(tmp_path, holder):
     assert lock.exists(), "a lock is never deleted"
     holder.stdin.close()
     DeviceLock(folder=tmp_path).acquire(wait_s=60)
+
+
+def test_a_chip_that_another_process_holds_is_named_busy_not_missing(tmp_path, monkeypatch):
+    says = "The TPU is already in use by process with pid 4711. Not attempting to load libtpu.so"
+    (tmp_path / "jax.py").write_text(f"raise RuntimeError({says!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(DeviceBusyError) as raised:
+        devices.attached()
+    assert str(raised.value) == (
+        "The TPU is already in use by process with pid 4711: wait for it to end, or use "
+        "--until compile"
+    )
+    (tmp_path / "jax.py").write_text("raise RuntimeError('no such backend')")
+    assert devices.attached() is None
 
 
 def test_a_killed_timing_job_leaves_no_stale_lock(tmp_path, holder):

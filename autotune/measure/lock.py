@@ -9,11 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from autotune.errors import NoTpuError
-
-
-class DeviceBusyError(NoTpuError):
-    """Another process is timing on this machine's TPU."""
+from autotune.errors import DeviceBusyError
 
 
 class DeviceLock:

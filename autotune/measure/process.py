@@ -44,14 +44,15 @@ class DeviceProcess:
             self._child.reap()
         if self._child.started:
             return
-        # A device that was never there is not waited for.
-        for wait_s in RESTARTS_S if self.device_kind else (0.0,):
+        for wait_s in RESTARTS_S:
             time.sleep(wait_s)
             hello = self._start()
             if "ready" in hello:
                 self.device_kind = hello["device_kind"]
                 return
             self._child.kill()
+            if self.device_kind is None and "in use" not in hello["failed"]:
+                break  # a device that was never there is not waited for
         name = "TPU" if self.platform == "tpu" else self.platform
         raise NoTpuError(f"the {name} cannot be used: {hello['failed']}")
 

@@ -69,7 +69,7 @@ def _found(
     with contextlib.suppress(Exception), kept():  # what is wrong without as well is told below
         marked = capture(fn, args, device).marked
         found = find_calls(marked.jaxpr)
-        if not any(loses_pipeline(call.eqn) for call in found):
+        if not any(loses_pipeline(call.eqn, _body_operands(call)) for call in found):
             return found, marked.how
     marked = capture(fn, args, device).marked
     return find_calls(marked.jaxpr), marked.how
@@ -95,7 +95,7 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
     tables = [_table(value()) for value in call.operands[dynamic : dynamic + index_count]]
     scratch = _scratch(mapping, body, index_count)
     semantics = _semantics(name, compiler, grid, mapping.vmapped_dims)
-    if (inner := inner_pipeline(body, grid)) is not None:
+    if (inner := inner_pipeline(body, grid, _body_operands(call))) is not None:
         grid, mapping, body, tables = inner.grid, inner.mapping, inner.body, []
         _check_steps(name, grid)
         semantics = None  # one core runs all of an inner pipeline
@@ -104,7 +104,7 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
     rest = [UNKNOWN] * (len(open_jaxpr(body)[0].invars) - len(tables))
     code, fixed = state.run(make, body, tables, rest)
     operands = [
-        _operand(make(), block, fixed, n, mapping.num_inputs)
+        _operand(make(), block, _tables(block) if inner else fixed, n, mapping.num_inputs)
         for n, block in enumerate(mapping.block_mappings)
     ]
     if inner is not None:
@@ -136,6 +136,15 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
         branches=_branches(code, grid), dots=inner.dots() if inner else dots(body),
         marking=how[id(params["jaxpr"])],
     )  # fmt: skip
+
+
+def _tables(block: Any) -> list[Value]:
+    """What the index map of an inner pipeline's block takes after the program ids."""
+    return [Table(values) for values in block.tables]
+
+
+def _body_operands(call: FoundCall) -> Sequence[Callable[[], Any]]:
+    return call.operands[call.eqn.params["grid_mapping"].num_dynamic_grid_bounds :]
 
 
 def _branches(code: ScalarCode, grid: tuple[int, ...]) -> tuple[tuple[int | None, ...], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from autotune.call_record import Dot
 from autotune.traced.counts import Counts
 from autotune.traced.dots import dots
 from autotune.traced.jaxprs import inner_jaxprs, open_jaxpr
+from autotune.traced.outer_code import Operand, as_array
 
 PRIMITIVE = "emit_pipeline"
 _FLAG = "jax_use_emit_pipeline_primitive"
@@ -46,6 +47,38 @@ class Body:
 
     jaxpr: Any
     consts: tuple[()] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMap:
+    """An index map that takes the tables it closes over after the program ids, as a jaxpr reads."""
+
+    invars: Sequence[Any]
+    eqns: Sequence[Any]
+    outvars: Sequence[Any]
+    constvars: tuple[()] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InnerBlock:
+    """A block mapping whose index map takes the `tables` it closes over as its last arguments;
+    the other fields as JAX names them."""
+
+    array_aval: Any
+    transformed_block_aval: Any
+    block_shape: Any
+    pipeline_mode: Any
+    index_map_jaxpr: Any
+    tables: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InnerMapping:
+    """A pipeline's grid mapping, with its blocks; fields as JAX names them."""
+
+    num_inputs: int
+    vmapped_dims: tuple[int, ...]
+    block_mappings: tuple[InnerBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +122,83 @@ def buffers(block: Any) -> int:
     return int(getattr(getattr(block, "pipeline_mode", None), "buffer_count", 2))
 
 
-def inner_pipeline(body: Any, grid: tuple[int, ...]) -> InnerPipeline | None:
+def inner_pipeline(
+    body: Any, grid: tuple[int, ...], operands: Sequence[Operand] = ()
+) -> InnerPipeline | None:
     """The pipeline that a kernel body consists of; None where it is not the whole of it.
 
-    It must be the only equation, under a grid of one step, with a grid and index maps that depend
-    on nothing from outside.
+    It must be the only equation, but for reads of its grid, under a grid of one step. Its grid and
+    index maps may rest on tables in SMEM whose values are known.
+
+    Args:
+      operands: of the call, in the order of the body's arguments; functions giving their values.
     """
     eqns = open_jaxpr(body)[0].eqns
-    if len(eqns) != 1 or eqns[0].primitive.name != PRIMITIVE or math.prod(grid) != 1:
+    if not eqns or eqns[-1].primitive.name != PRIMITIVE or math.prod(grid) != 1:
         return None
-    params = eqns[0].params
-    mapping = params["grid_mapping"]
+    *reads, eqn = eqns
+    params = eqn.params
     shared = params["core_axis"] is not None or params["core_axis_name"] is not None
-    if shared or params["no_pipelining"] or mapping.num_dynamic_grid_bounds or _offset(eqns[0]):
+    if shared or params["no_pipelining"] or any(r.primitive.name != "get" for r in reads):
         return None
+    mapping = params["grid_mapping"]
+    values = _Values(open_jaxpr(body)[0].invars, operands, reads)
+    blocks: list[InnerBlock] = []
+    start = 0
+    for block in mapping.block_mappings:
+        index_map = open_jaxpr(block.index_map_jaxpr)[0]
+        stop = start + len(index_map.constvars)
+        tables = [values.of(atom) for atom in eqn.invars[start:stop]]
+        if any(table is None for table in tables):
+            return None
+        blocks.append(_inner_block(block, index_map, tables))
+        start = stop
+    bounds = iter(eqn.invars[start : start + mapping.num_dynamic_grid_bounds])
+    extents = [n if isinstance(n, int) else values.of(next(bounds)) for n in mapping.grid]
+    if any(n is None for n in extents):
+        return None
+    own = InnerMapping(mapping.num_inputs, tuple(mapping.vmapped_dims), tuple(blocks))
     inner = open_jaxpr(params["body_jaxpr"])[0]
-    return InnerPipeline(tuple(map(int, mapping.grid)), mapping, Body(inner))
+    return InnerPipeline(tuple(int(n) for n in extents), own, Body(inner))
 
 
-def loses_pipeline(eqn: Any) -> bool:
+def _inner_block(block: Any, index_map: Any, tables: Sequence[np.ndarray]) -> InnerBlock:
+    arguments = [*index_map.invars, *index_map.constvars]
+    return InnerBlock(
+        block.array_aval,
+        block.transformed_block_aval,
+        block.block_shape,
+        getattr(block, "pipeline_mode", None),
+        IndexMap(arguments, index_map.eqns, index_map.outvars),
+        tuple(tables),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What is known of a kernel's arguments and of single numbers it reads from them."""
+
+    arguments: Sequence[Any]
+    operands: Sequence[Operand]
+    reads: Sequence[Any]
+
+    def of(self, atom: Any) -> Any:
+        """A table or number; None where it is not known."""
+        for argument, operand in zip(self.arguments, self.operands, strict=False):
+            if argument is atom:
+                return as_array(operand())
+        for read in self.reads:
+            if read.outvars[0] is atom:
+                table = self.of(read.invars[0])
+                return table.flat[0] if table is not None and table.size == 1 else None
+        return None
+
+
+def loses_pipeline(eqn: Any, operands: Sequence[Operand] = ()) -> bool:
     """Whether a `pallas_call` holds a kept pipeline that `inner_pipeline` cannot follow."""
     body, grid = eqn.params["jaxpr"], eqn.params["grid_mapping"].grid
     static = tuple(extent if isinstance(extent, int) else 0 for extent in grid)
-    return _holds(body) and inner_pipeline(body, static) is None
+    return _holds(body) and inner_pipeline(body, static, operands) is None
 
 
 def _holds(jaxpr: Any) -> bool:
@@ -129,6 +216,7 @@ def closed_over(eqn: Any, ref: Any) -> Any:
 
 
 def _offset(eqn: Any) -> int:
-    """Operands before those the body closes over: what index maps close over."""
-    blocks = eqn.params["grid_mapping"].block_mappings
-    return sum(len(open_jaxpr(block.index_map_jaxpr)[1]) for block in blocks)
+    """Operands before those the body closes over: what index maps close over, and the grid's."""
+    mapping = eqn.params["grid_mapping"]
+    tables = sum(len(open_jaxpr(b.index_map_jaxpr)[0].constvars) for b in mapping.block_mappings)
+    return tables + int(mapping.num_dynamic_grid_bounds)

@@ -261,7 +261,7 @@ def attached(*, timeout_s: float = 120.0) -> Device | None:
         return None
     rows = asked.stdout.splitlines()
     kinds = [row.removeprefix("kind:") for row in rows if row.startswith("kind:")]
-    if not kinds and (busy := _BUSY.search(asked.stderr)):
+    if not kinds and (busy := _BUSY.search(asked.stderr or "")):
         raise DeviceBusyError(f"{busy[0].strip()}: wait for it to end, or use --until compile")
     if not kinds:
         return None

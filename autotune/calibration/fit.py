@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +18,11 @@ from autotune.device import Device
 FITTED = ("issued_step_s", "scalar_cycles", "launch_s")
 """What is fitted: what no published figure tells. Bandwidths and latencies of copies stay."""
 SCALES = {"issued_step_s": 5e-7, "scalar_cycles": 0.5, "launch_s": 1e-5}
+DIRECTIONS: tuple[dict[str, float], ...] = (
+    *({name: sign} for name in FITTED for sign in (1.0, -1.0)),
+    *({up: 1.0, down: -1.0} for up, down in itertools.permutations(FITTED, 2)),
+)
+"""Moves of the search: one constant alone, and one against another, since they trade."""
 PULL = 2e-3
 FOLDS = 3
 LEAST_ROWS = 3
@@ -80,16 +86,19 @@ def _descend(
     step = 1.0
     while step > 0.01:
         moved = False
-        for name in FITTED:
-            for sign in (1, -1):
-                low, high = BOUNDS[name]
-                value = min(high, max(low, here[name] + sign * step * SCALES[name]))
-                there = {**here, name: value}
-                loss = _loss(rows, device, there, own) if value != here[name] else math.inf
-                if loss < lowest - 1e-9:
-                    here, lowest, moved = there, loss, True
+        for direction in DIRECTIONS:
+            there = {n: _bounded(n, here[n] + step * SCALES[n] * d) for n, d in direction.items()}
+            there = {**here, **there}
+            loss = _loss(rows, device, there, own) if there != here else math.inf
+            if loss < lowest - 1e-9:
+                here, lowest, moved = there, loss, True
         step = step if moved else step / 2
     return {name: float(f"{value:.4g}") for name, value in here.items()}, lowest
+
+
+def _bounded(name: str, value: float) -> float:
+    low, high = BOUNDS[name]
+    return min(high, max(low, value))
 
 
 def _loss(

@@ -196,8 +196,9 @@ class _Gate:
             return replace(finding, outcome=REGRESSION, reason=reason, wrong=True), found.how
         if found.status != "ok":
             said = f"output not checked: {found.status}: {found.reason}"
-            outcome = INCONCLUSIVE if finding.outcome == PASS else finding.outcome
-            return replace(finding, outcome=outcome), said
+            # Some kernels cannot be interpreted at all; what was lost on the way might have been.
+            lost = found.status in ("timeout", "crashed") and finding.outcome == PASS
+            return replace(finding, outcome=INCONCLUSIVE) if lost else finding, said
         return finding, found.how
 
     def _timed(self, board: Board, problem: Problem) -> tuple[Finding, str | None, list[Row]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import pytest
 from jax.experimental.pallas.ops.tpu import flash_attention as jax_flash
 from kernel_support import CHIPS
 
+from autotune import cli
 from autotune import device as devices
 from autotune.candidate import Candidate, Config
 from autotune.compiler.environment import unavailable
@@ -349,3 +351,17 @@ def test_the_default_compiles_on_every_chip(device):
         if kernel.default is not None:
             (answer,) = compiled([(p, kernel.default(p, devices.get(device)))])
             assert answer.status == "ok", f"{name}: {answer.reason}"
+
+
+def test_a_kernel_that_the_installed_jax_lacks_is_one_line(monkeypatch, capsys):
+    library = "jax.experimental.pallas.ops.tpu.ragged_paged_attention"
+    for module in (library, f"{library}.kernel", f"{library}.tuned_block_sizes"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "autotune.kernels.jax_ragged", raising=False)
+    monkeypatch.delattr("jax.experimental.pallas.ops.tpu.ragged_paged_attention", raising=False)
+    with pytest.raises(InputError, match=r"kernel 'jax\.ragged_paged_attention' is not available"):
+        base.load("jax.ragged_paged_attention")
+    cli.app(["kernels"], standalone_mode=False)
+    listed = capsys.readouterr().out
+    assert "jax.ragged_paged_attention\n  kernel 'jax.ragged_paged_attention' is not" in listed
+    assert "jax.paged_attention\n  shape" in listed

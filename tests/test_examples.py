@@ -1,5 +1,7 @@
 """The examples run as their files say, and compute what they claim."""
 
+import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from autotune import leaderboard
 from autotune.compiler.environment import unavailable
 from autotune.kernels import base
 
+DOC = Path(__file__).parent.parent / "docs" / "your-own-kernel.md"
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -64,3 +67,29 @@ def test_the_rmsnorm_matmul_s_rules_say_what_is_allowed(kernel):
     assert tunables["block_m"].check(48) is None
     assert tunables["block_m"].check(32) == "a multiple of 8 that divides 48"
     assert tunables["block_n"].check(192) == "a multiple of 128 that divides 384"
+
+
+def test_the_guide_s_kernel_and_its_notebook_cell_run_as_they_stand(tmp_path):
+    kernel, cell = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
+    config = re.findall(r"```yaml\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)[0]
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "double.py").write_text(kernel, encoding="utf-8")
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    swept = subprocess.run(
+        [sys.executable, "-m", "autotune", "sweep", "mine/config.yaml", "--until", "model",
+         "--jobs", "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert swept.returncode == 0, swept.stderr
+    assert "double:KERNEL on v6e" in swept.stdout
+    cell = cell.replace('device="v6e")', 'device="v6e", until="model", jobs=1)')
+    notebook = f"{kernel}\n{cell.replace('board.loc', 'print(board.loc')[:-1]})\n"
+    shown = subprocess.run(
+        [sys.executable, "-"], input=notebook, cwd=tmp_path, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert '{"rows": ' in shown.stdout
+    fields = set(re.findall(r"^\| `(\w+)` \|", DOC.read_text(encoding="utf-8"), re.MULTILINE))
+    assert fields == {f.name for f in dataclasses.fields(base.Kernel)}, "every field is explained"

@@ -391,6 +391,7 @@ def test_a_wrong_output_is_a_regression_however_fast(swept: Path) -> None:
     found = compile_verdict(swept, checker=checked("wrong"), update=True)
     assert (found.outcome, found.updated) == ("regression", False), "no baseline may be wrong"
     assert found.reason.startswith("wrong output: is off by 0.5; ")
+    assert found.reason.endswith("not updated: no baseline may be wrong")
     found = compile_verdict(swept, checker=checked("crashed"))
     assert found.outcome == "inconclusive"
     assert "output not checked: crashed" in (found.checked or "")
@@ -443,6 +444,7 @@ def test_weaker_evidence_does_not_replace_what_the_board_ranks_by(tmp_path: Path
         progress=Quiet(),
     )  # fmt: skip
     assert not found.updated
+    assert "not updated: the board ranks by measured evidence" in found.reason
     assert leaderboard.read(before.path) == before
 
 

@@ -161,10 +161,14 @@ class _Gate:
             today = self._today(problem, best)
             finding, rows = self._compared(best, today), [today]
             finding, how = self._checked(kernel, problem, best, finding)
-        updated = False
-        if self.request.update:
-            updated = self._accepted(board, problem, finding, rows)
-        return replace(self._about(board, best, finding), checked=how, updated=updated)
+        if not self.request.update:
+            return replace(self._about(board, best, finding), checked=how)
+        refusal = self._refusal(board, finding, rows)
+        if refusal is None:
+            self._accept(board, problem, rows)
+        else:
+            finding = replace(finding, reason=f"{finding.reason}; not updated: {refusal}")
+        return replace(self._about(board, best, finding), checked=how, updated=refusal is None)
 
     def _compared(self, best: Row, today: Row) -> Finding:
         return compiled.compare(
@@ -217,15 +221,21 @@ class _Gate:
         ]
         return finding, how, rows
 
-    def _accepted(self, board: Board, problem: Problem, finding: Finding, rows: list[Row]) -> bool:
-        """Writes today's rows into the board where they can be its baseline; whether that was so.
+    def _refusal(self, board: Board, finding: Finding, rows: list[Row]) -> str | None:
+        """Why today's rows, the best's first, cannot be the baseline; None where they can."""
+        if finding.wrong:
+            return "no baseline may be wrong"
+        if not rows or rows[0].status != "ok":
+            return "there are no figures of today"
+        if board.strength > EVIDENCE.index(self.request.evidence):
+            return f"the board ranks by {EVIDENCE[board.strength]} evidence"
+        return None
+
+    def _accept(self, board: Board, problem: Problem, rows: list[Row]) -> None:
+        """Writes today's rows into the board.
 
         The default goes with the best, so that the board can still say what tuning won.
         """
-        if finding.wrong or not rows or rows[0].status != "ok":
-            return False
-        if board.strength > EVIDENCE.index(self.request.evidence):
-            return False  # the weaker evidence is not what the board ranks by
         default = board.default
         if default is not None and default.config not in {r.config for r in rows}:
             rows = [*rows, self._today(problem, default)]
@@ -233,7 +243,6 @@ class _Gate:
             board.path, rows, flop_convention=board.flop_convention or "",
             warn=self.stages.progress.note,
         )  # fmt: skip
-        return True
 
     def _about(self, board: Board, best: Row, finding: Finding) -> Verdict:
         return Verdict(

@@ -64,6 +64,7 @@ def _inside(folder: str, device_name: str, sizes: list[int]) -> None:
         problem = base.make_problem(kernel, device=device_name, shape={"m": m, "k": k, "n": n})
         assert kernel.default is not None
         blocks = {**kernel.default(problem, device), "bm": bm, "bk": bk, "bn": bn}
+        blocks["vmem_limit_bytes"] = device.usable_vmem_bytes  # blocks this large need more
         config = kernel.canonical(problem, blocks)
         compiled = Compiler(Path(dump)).evaluate(
             Task(problem=problem, candidate=Candidate.of(config))

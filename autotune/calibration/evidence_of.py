@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,16 @@ from autotune.search.space import Space
 if TYPE_CHECKING:
     from autotune.call_record import Program
     from autotune.evidence import Compiled
+    from autotune.kernels.base import Kernel
     from autotune.search.evaluate import Judge
     from autotune.search.prune import Stages
+
+
+STAND_INS = {
+    ("flash_fwd", frozenset({"block_q", "block_kv"})): "autotune.kernels.published_flash:FLASH",
+}
+"""(kernel, tunables a row names) -> the kernel that was timed under that name before this package
+had one of its own, whose rows name all its tunables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +95,7 @@ def gather(rows: Sequence[Measured], stages: Stages) -> list[Evidence]:
 
 def _asked(row: Measured) -> tuple[Problem, Candidate]:
     """The row's problem and candidate. Raises AutotuneError for what cannot be built here."""
-    kernel = base.load(row.kernel)
+    kernel = base.load(STAND_INS.get((row.kernel, frozenset(row.config)), row.kernel))
     unknown = set(row.problem) - {"shape", "options", "dtype"}
     if unknown or not isinstance(row.problem.get("shape"), dict):
         raise KernelError("problem: needs shape, and may have options and dtype")
@@ -99,36 +107,49 @@ def _asked(row: Measured) -> tuple[Problem, Candidate]:
         dtype=row.problem.get("dtype", "bfloat16"),
     )
     device = devices.get(problem.device)
-    tunables = base.ask(kernel, "tunables", kernel.tunables, problem, device)
-    config = _completed(kernel, problem, device, row.config, tunables)
-    canonical = base.ask(kernel, "canonical", kernel.canonical, problem, config)
-    if reason := base.ask(kernel, "illegal", kernel.illegal, problem, canonical, device):
+    _check_values(kernel, problem, device, row.config)
+    config = _canonical(kernel, problem, device, row.config)
+    if reason := base.ask(kernel, "illegal", kernel.illegal, problem, config, device):
         raise KernelError(f"config: {reason}")
-    return problem, Candidate.of(canonical)
+    return problem, Candidate.of(config)
 
 
-def _completed(
-    kernel: Any, problem: Problem, device: Device, given: dict[str, Any], tunables: Any
-) -> dict[str, Any]:
-    """`given` in full. Raises KernelError for a tunable that is unknown or whose value is illegal.
-
-    A file may be older than the kernel and lack a tunable: null, where the kernel takes it to be
-    its own choice, else the default's value.
-    """
+def _check_values(
+    kernel: Kernel, problem: Problem, device: Device, given: Mapping[str, Any]
+) -> None:
+    """Raises KernelError for a tunable that is unknown or whose value is illegal by itself."""
+    tunables = base.ask(kernel, "tunables", kernel.tunables, problem, device)
     for name, value in given.items():
         if name not in tunables:
             known = ", ".join(tunables) or "none"
             raise KernelError(f"config: {kernel.name} has no tunable {name!r} (known: {known})")
         if allowed := base.ask(kernel, f"check of {name}", tunables[name].check, value):
             raise KernelError(f"config: {name} {value!r} is not allowed; {allowed}")
-    missing = [name for name in tunables if name not in given]
-    if not missing:
-        return dict(given)
-    default: dict[str, Any] = {}
+
+
+def _canonical(
+    kernel: Kernel, problem: Problem, device: Device, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`given` in full. A file may be older than the kernel and lack a tunable: null, where the
+    kernel takes that to be its own choice, else the default's value.
+
+    Raises KernelError where neither makes a config of it.
+    """
+    tunables = base.ask(kernel, "tunables", kernel.tunables, problem, device)
+    default: Mapping[str, Any] = {}
     if kernel.default is not None:
-        default = dict(base.ask(kernel, "default", kernel.default, problem, device))
-    own = {n: None if None in tunables[n].values else default.get(n) for n in missing}
-    return {**own, **given}
+        default = base.ask(kernel, "default", kernel.default, problem, device)
+    fault = KernelError(f"config: {kernel.name} needs {', '.join(tunables)}")
+    for start in (dict.fromkeys(tunables), default):
+        full = {**{name: start.get(name) for name in tunables}, **given}
+        try:
+            config = dict(base.ask(kernel, "canonical", kernel.canonical, problem, full))
+            _check_values(kernel, problem, device, config)
+        except AutotuneError as error:
+            fault = KernelError(str(error))
+            continue
+        return config
+    raise fault
 
 
 def _of_problem(

@@ -23,7 +23,8 @@ DIRECTIONS: tuple[dict[str, float], ...] = (
     *({up: 1.0, down: -1.0} for up, down in itertools.permutations(FITTED, 2)),
 )
 """Moves of the search: one constant alone, and one against another, since they trade."""
-PULL = 2e-3
+BEND = 0.05
+PULL = 1e-3
 FOLDS = 3
 LEAST_ROWS = 3
 
@@ -47,7 +48,8 @@ class Fit:
 def fit(rows: Sequence[Evidence], device: Device) -> Fit | None:
     """The constants that predict `rows` best; None where there are fewer than `LEAST_ROWS`.
 
-    Minimised is the mean of |log(predicted / measured)| plus a small pull to the device's own
+    Minimised is the mean pseudo-Huber loss of log(predicted / measured): squared below
+    `BEND`, absolute above, so that no wild row rules; plus a small pull to the device's own
     constants, so that what the rows do not tell stays where it was.
     """
     usable = [row for row in rows if row.compiled_ms(device) is not None]
@@ -109,6 +111,7 @@ def _loss(
     for row in rows:
         predicted = row.compiled_ms(tried)
         assert predicted is not None
-        logs.append(abs(math.log(predicted / row.measured.measured_ms)))
+        error = math.log(predicted / row.measured.measured_ms)
+        logs.append(math.hypot(error, BEND) - BEND)
     pull = sum(abs(constants[n] - own[n]) / SCALES[n] for n in FITTED)
     return math.fsum(logs) / len(logs) + PULL * pull

@@ -1,7 +1,9 @@
 """The attention kernel of the published Ironwood timings: online softmax over the whole block.
 
 Slower than `flash_fwd`, and here for one reason only: its measured times say how well a schedule
-predicts silicon. Written after the description in CMU 11-868 (spring 2026), lecture 13.
+predicts silicon. `autotune calibrate` builds it for rows of `flash_fwd` that name `block_q` and
+`block_kv` and nothing else, which this package's own kernel never does. Written after the
+description in CMU 11-868 (spring 2026), lecture 13.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from autotune.candidate import Config
 from autotune.kernels import attention
-from autotune.kernels.base import Call, Kernel, Tunable, choice, number
+from autotune.kernels.base import Call, Kernel, Option, Tunable, choice, number
 from autotune.problem import Problem
 
 LANES = 128
@@ -97,8 +99,14 @@ def build(problem: Problem, config: Config) -> Call:
     return call, tuple(jax.ShapeDtypeStruct((heads, *shape), dtype) for shape in shapes)
 
 
+def _uncausal(value: Any) -> bool:
+    if value is not False:
+        raise ValueError("false: the published kernel has no mask")
+    return False
+
+
 FLASH = Kernel(
-    name="published_kernels:FLASH",
+    name="autotune.kernels.published_flash:FLASH",
     axes=attention.AXES,
     axis_defaults=attention.AXIS_DEFAULTS,
     build=build,
@@ -109,6 +117,7 @@ FLASH = Kernel(
         problem, 2 * (problem.shape["head_dim_qk"] + problem.shape["head_dim_v"])
     ),
     options={
+        "causal": Option(default=False, parse=_uncausal),
         "out_dtype": choice("float32", "float32", "bfloat16"),
         "max_logit_const": number(positive=False),
     },

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+import autotune
 from autotune import device as devices
+from autotune.compiler.environment import unavailable
 from autotune.errors import InputError
 from autotune.kernels import base
 from autotune.pallas_call import trace
@@ -243,3 +245,21 @@ def test_the_diagonal_skip_is_there_where_the_release_has_it_and_the_mask_is_cau
     assert "square forward blocks" in kernel.illegal(problem, wide, V6E)
     full = splash(mask={"full": {}})[1]
     assert "qk_diag_skip" not in kernel.tunables(full, V6E)
+
+
+@needs_tokamax
+@pytest.mark.nightly
+@pytest.mark.compiler
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+@pytest.mark.parametrize("device", ["tpu7x", "v6e", "v5p"])
+def test_the_public_benchmark_s_causal_problem_gets_compiled_evidence(device):
+    shape = {"batch": 4, "q_heads": 16, "kv_heads": 16, "q_len": 4096, "kv_len": 4096,
+             "head_dim_qk": 128, "head_dim_v": 128}  # fmt: skip
+    space = {"block_q": 1024, "block_kv": 1024, "block_kv_compute": 512,
+             "use_experimental_scheduler": False, "q_layout": 1, "k_layout": 1, "v_layout": 1,
+             "use_base2_exp": True}  # fmt: skip
+    board = autotune.tune("tokamax.splash", shape=shape, device=device, space=space, jobs=1)
+    assert set(board["status"]) == {"ok"}
+    assert set(board["evidence"]) == {"compiled"}
+    best = json.loads(board.loc[board["is_best"], "config"].iloc[0])
+    assert best["block_q"] == 1024, "the default blocks of 128 are slower"

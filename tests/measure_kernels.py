@@ -141,7 +141,11 @@ SKIPS = dataclasses.replace(
 
 
 def _third(problem: Problem, config: Config) -> Call:
-    """A copy in blocks whose index map is wrong from the third block on."""
+    """A copy in blocks; its index map may be wrong from the third block on, its trace may end."""
+    if config.get("act") == "hangs":
+        time.sleep(60)
+    if config.get("act") == "aborts":
+        os.abort()
     m, n = problem.shape["m"], problem.shape["n"]
 
     def kernel(x_ref: Any, o_ref: Any) -> None:

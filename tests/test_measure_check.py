@@ -237,6 +237,9 @@ def test_constant_segment_ids_are_no_constant_data():
     assert inputs.constant([data, jnp.zeros(4, jnp.int32)], "float32") is None
     assert inputs.constant([data, jnp.zeros(4, jnp.int8)], "int8") is not None
     assert inputs.constant([data, jnp.zeros((1,), jnp.float32)], "float32") is None
+    many = jnp.arange(64, dtype=jnp.float32)
+    assert inputs.constant([many, jnp.ones(3, jnp.float32)], "float32") is None, "a scale"
+    assert inputs.constant([many, jnp.ones(4, jnp.float32)], "float32") is not None
     assert "not finite" in (inputs.constant([data / 0], "float32") or "")
 
 

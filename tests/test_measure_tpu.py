@@ -216,11 +216,12 @@ def test_interpret_mode_tells_right_from_wrong_and_from_nothing_said():
 
 @pytest.mark.nightly
 def test_a_kernel_that_hangs_or_aborts_in_interpret_mode_is_a_verdict():
-    kernel, problem = base.load("measure_kernels:PRODUCT"), problem_of("PRODUCT")
-    config = {"act": "aborts", "parts": 1}
-    assert check_interpreted(kernel, problem, config).status == "crashed"
-    config = {"act": "hangs in tracing", "parts": 1}
-    assert check_interpreted(kernel, problem, config, timeout_s=5).status == "timeout"
+    kernel, problem = base.load("measure_kernels:COPY"), problem_of("COPY", {"m": 160, "n": 128})
+    config = {"rows": 16, "wrong": False}
+    aborted = check_interpreted(kernel, problem, config | {"act": "aborts"})
+    assert (aborted.status, aborted.how) == ("crashed", "in interpret mode")
+    hung = check_interpreted(kernel, problem, config | {"act": "hangs"}, timeout_s=5)
+    assert hung.status == "timeout"
 
 
 def judged(**record):

@@ -97,7 +97,7 @@ def constant(arrays: Sequence[Any], dtype: str) -> str | None:
     """Which array has one value throughout; None where none has.
 
     Arrays of whole numbers other than `dtype` may (segment ids): they choose, and are not computed
-    with.
+    with. So may those of less than a sixteenth of the largest one (scales, residuals).
     """
     import jax
     from jax import numpy as jnp
@@ -107,6 +107,7 @@ def constant(arrays: Sequence[Any], dtype: str) -> str | None:
         wide = array.astype(jnp.float32)
         return wide.min(), wide.max()
 
+    large = max((array.size for array in arrays), default=0) / 16
     for number, array in enumerate(arrays):
         computed = jnp.issubdtype(array.dtype, jnp.floating) or str(array.dtype) == dtype
         if not computed or array.size < 2:
@@ -114,6 +115,6 @@ def constant(arrays: Sequence[Any], dtype: str) -> str | None:
         low, high = (float(end) for end in ends(array))
         if not (math.isfinite(low) and math.isfinite(high)):
             return f"input {number} is not finite throughout"
-        if low == high:
+        if low == high and array.size >= large:
             return f"input {number} is {low:g} throughout; times are taken on drawn values only"
     return None

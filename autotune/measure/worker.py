@@ -105,6 +105,9 @@ def _verdict(error: BaseException) -> dict[str, Any]:
     if isinstance(error, KernelError | UnfitError):
         return {"status": "failed", "reason": str(error)}
     verdict = asdict(classify(error))
+    if "Traceback (most recent call last)" in str(error):
+        # Host code that the program called: what it raised is in the last line.
+        verdict["reason"] = " ".join(str(error).strip().splitlines()[-1].split())[:500]
     return {"status": verdict["status"], "reason": verdict["reason"]}
 
 

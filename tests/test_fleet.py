@@ -17,6 +17,7 @@ from pathlib import Path
 
 import optuna
 import postgresql_server
+import psutil
 import pytest
 from fleet_worker import CODEC, survivors, topic, true_ms
 from optuna.trial import TrialState
@@ -296,6 +297,18 @@ def test_parts_of_a_batch_go_by_the_number_of_hosts_that_time(shared: Storage) -
         fleet.measured("k")
         assert not fleet.is_measured("k")
         other.leave()
+
+
+def test_a_process_of_this_host_is_known_by_number_and_start() -> None:
+    own = Identity.own()
+    assert own.runs_here(own.host)
+    assert replace(own, started=own.started + 5).runs_here(own.host) is False, "a number used again"
+    assert replace(own, pid=2**22 + 1).runs_here(own.host) is False
+    assert own.runs_here("another machine") is None
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert replace(own, pid=ended.pid).runs_here(own.host) is False, "killed, not yet reaped"
 
 
 def test_a_seat_is_used_again(shared: Storage) -> None:

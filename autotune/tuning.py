@@ -16,6 +16,7 @@ from autotune.errors import InputError, UnknownNameError, shown
 from autotune.kernels import base, external
 from autotune.kernels.base import Kernel
 from autotune.leaderboard import Board
+from autotune.plan import Plan
 from autotune.progress import Quiet
 from autotune.row import SCHEMA, Row
 
@@ -92,7 +93,7 @@ def tune(
     names = _device_names(parts.pop("device", None))
     with _loaded(kernel) as found, _folder(results) as folder:
         specs = tuple(_spec(found, parts, each, space) for each in names)
-        plan = sweep.Plan(
+        plan = Plan(
             until=until, results=folder, jobs=jobs, timeout_s=timeout, seed=seed, trials=trials,
             seconds=seconds, fresh=fresh,
         )  # fmt: skip

@@ -21,6 +21,7 @@ from autotune.measure.bench import Bench, OversizeError
 from autotune.measure.check import NO_REFERENCE, error_of, judge, precision_of, tolerance
 from autotune.measure.inputs import UnfitError
 from autotune.measure.reduce import lightened, reduced
+from autotune.measure.timing import Effort
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -283,6 +284,24 @@ def test_fewer_sets_of_inputs_are_rotated_where_hbm_is_short():
     assert inputs.sets_that_fit(array, array, 100 * 2**20) == inputs.SETS
     assert inputs.sets_that_fit(array, array, 4 * 2**20) == 2
     assert inputs.sets_that_fit(array, array, 2 * 2**20) == 1
+
+
+def test_a_donating_kernel_is_run_again_and_again(bench, monkeypatch):
+    """T6: nothing is donated by the program that is timed, whatever its parts ask for."""
+
+    def build(problem, config):
+        def step(x, y):
+            return x @ y
+
+        return jax.jit(step, donate_argnums=0), measure_kernels._operands(problem)
+
+    donating = dataclasses.replace(measure_kernels.PRODUCT, build=build)
+    monkeypatch.setattr(measure_kernels, "PRODUCT", donating)
+    bench.compile("autotune_00000", task("PRODUCT", {"act": "donates", "parts": 1}))
+    assert bench.check("autotune_00000", seed=0).status == "ok"
+    effort = Effort(first=5, more=5, most=10, spread=0.0)
+    found = bench.time(["autotune_00000"], timer="device_profile", effort=effort, seed=0)
+    assert len(found["autotune_00000"]) == 10
 
 
 def test_identical_programs_are_known_before_they_are_compiled(bench):

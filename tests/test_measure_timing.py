@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 
 import pytest
 
 from autotune.candidate import Candidate
 from autotune.measure import record
+from autotune.measure.clocks import HostClock
 from autotune.measure.confirm import confirm
 from autotune.measure.record import Measured
 from autotune.measure.timing import (
@@ -262,3 +264,22 @@ def test_a_leader_that_fails_when_timed_again_leads_no_more():
     again = confirm(Failing(device), None, first, top=2)
     assert again[candidates[0]].status == "crashed"
     assert again.keys() == set(candidates), "the third is timed beside the second"
+
+
+def test_a_first_call_of_seconds_is_not_the_time_of_a_run():
+    slept = iter([0.3])
+
+    def run(array):
+        time.sleep(next(slept, 0.001))
+
+    clock = HostClock({EMPTY: lambda array: None, "a": run}, {"a": [(None,)]})
+    found = time_on_host(clock, ["a"], effort=Effort(most=5), seed=0)
+    assert 0.5 < statistics.median(found["a"]) < 50
+
+
+def test_runs_take_the_sets_of_inputs_in_turn_each_program_on_its_own():
+    taken = {"a": [], "b": []}
+    runs = {name: taken[name].append for name in taken}
+    clock = HostClock(runs, {name: [(1,), (2,), (3,)] for name in taken})
+    clock.run(["a", "a", "b", "a", "b"])
+    assert taken == {"a": [1, 2, 3, 1], "b": [1, 2, 3]}, "the first run of each is the warm-up"

@@ -185,6 +185,12 @@ def test_a_killed_timing_job_leaves_no_stale_lock(tmp_path, holder):
     assert time.monotonic() - started < 10
 
 
+def test_a_lock_that_cannot_be_opened_is_one_clear_line(tmp_path):
+    (tmp_path / "autotune-tpu.lock").mkdir()
+    with pytest.raises(NoTpuError, match=r"the TPU's lock .*autotune-tpu\.lock cannot be opened: "):
+        DeviceLock(folder=tmp_path).acquire(wait_s=0)
+
+
 def test_the_environment_is_the_users_without_what_hides_the_chip():
     user = {"HOME": "/home/me", "LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=98304",
             "TPU_WORKER_HOSTNAMES": "localhost", "JAX_COMPILATION_CACHE_DIR": "/cache"}  # fmt: skip

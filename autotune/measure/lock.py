@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from autotune.errors import DeviceBusyError
+from autotune.errors import DeviceBusyError, NoTpuError
 
 
 class DeviceLock:
@@ -26,7 +26,8 @@ class DeviceLock:
     def acquire(self, *, wait_s: float) -> None:
         """Takes the lock, waiting up to `wait_s` for it.
 
-        Raises DeviceBusyError naming the process that has it.
+        Raises DeviceBusyError naming the process that has it, NoTpuError where the lock cannot be
+        opened (another user's).
         """
         try:
             self._lock.acquire(timeout=wait_s, poll_interval=min(0.5, max(0.05, wait_s / 20)))
@@ -34,6 +35,10 @@ class DeviceLock:
             raise DeviceBusyError(
                 f"the TPU is in use: {self._holder()} is timing on it (lock {self.path.name}); "
                 "wait for it to end, as two timing jobs would disturb each other"
+            ) from None
+        except OSError as error:
+            raise NoTpuError(
+                f"the TPU's lock {self.path} cannot be opened: {error.strerror}"
             ) from None
         with contextlib.suppress(OSError):  # of another user's making: the lock is what counts
             self._owner.write_text(str(os.getpid()))

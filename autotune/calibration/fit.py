@@ -24,7 +24,7 @@ DIRECTIONS: tuple[dict[str, float], ...] = (
 )
 """Moves of the search: one constant alone, and one against another, since they trade."""
 BEND = 0.05
-PULL = 1e-3
+PULL = 2e-4
 FOLDS = 3
 LEAST_ROWS = 3
 

@@ -99,7 +99,12 @@ def half_width(pairs: Sequence[Pair], share: float = 0.9) -> float:
 
 
 def bands(residuals: Mapping[str, Sequence[Pair]], *, least_rows: int = 5) -> dict[str, float]:
-    """Kernel -> half width; "*" for all kernels together. A kernel with few rows has none."""
-    found = {k: half_width(rows) for k, rows in residuals.items() if len(rows) >= least_rows}
+    """Kernel -> half width; "*" for all kernels together. A kernel with few rows has none.
+
+    Few rows seldom hold the worst: widths grow by 2 / rows.
+    """
     every = [pair for rows in residuals.values() for pair in rows]
-    return {**found, "*": half_width(every)} if every else {}
+    groups = {k: rows for k, rows in residuals.items() if len(rows) >= least_rows}
+    if every:
+        groups["*"] = every
+    return {k: half_width(rows) * (1 + 2 / len(rows)) for k, rows in groups.items()}

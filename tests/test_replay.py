@@ -69,7 +69,7 @@ def test_rows_of_other_kernels_devices_and_impossible_problems_are_no_match(tmp_
 
 
 @pytest.mark.parametrize(
-    "config", [{"bm": 256}, {**CONFIG, "bm": 100}, {**CONFIG, "bm": "wide"}, {**CONFIG, "x": 1}]
+    "config", [{}, {"bm": 256}, {**CONFIG, "bm": 100}, {**CONFIG, "bm": "wide"}, {**CONFIG, "x": 1}]
 )
 def test_configs_that_are_illegal_here_are_left_out(
     tmp_path: Path, config: dict[str, object]
@@ -77,6 +77,12 @@ def test_configs_that_are_illegal_here_are_left_out(
     assert list(recorded(tmp_path, row(), row(0.1, config)).samples(problem())) == [
         Candidate.of(CONFIG)  # type: ignore[arg-type]
     ]
+
+
+def test_a_tunable_that_a_recording_leaves_out_is_null(tmp_path: Path) -> None:
+    short = {name: value for name, value in CONFIG.items() if value is not None}
+    samples = recorded(tmp_path, row(0.5), row(0.6, short)).samples(problem())
+    assert samples == {Candidate.of(CONFIG): (0.5, 0.6)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("time", ["", "0", "-1", "inf", "-inf", "nan"])

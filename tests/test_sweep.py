@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from autotune import leaderboard
+from autotune.search import storage
 
 TESTS = Path(__file__).parent
 TINY = """
@@ -347,9 +349,10 @@ def _recording(place: Workplace, times_ms: dict[str, float], name: str = "r.csv"
 
 
 def _trial_states(url: str) -> Counter[str]:
-    studies = optuna.get_all_study_names(url)
-    trials = [t for n in studies for t in optuna.load_study(study_name=n, storage=url).trials]
-    return Counter(t.state.name for t in trials)
+    with closing(storage.opened(url)) as opened:
+        names = optuna.get_all_study_names(opened.backend)
+        studies = [optuna.load_study(study_name=n, storage=opened.backend) for n in names]
+        return Counter(trial.state.name for study in studies for trial in study.trials)
 
 
 @pytest.mark.compiler

@@ -201,17 +201,23 @@ def _none_left(overrides: Overrides, reasons: Mapping[str, str | None]) -> str:
 
 
 def recorded(problem: Problem, config: Config) -> Candidate | None:
-    """The candidate of a config written elsewhere; None where it is none, or illegal here."""
+    """The candidate of a config written elsewhere; None where it is none, or illegal here.
+
+    A tunable that is left out is null, as those are that the others leave without a meaning.
+    """
     from autotune import overrides
     from autotune.kernels import base
 
     device, kernel = devices.get(problem.device), base.load(problem.kernel)
-    if config.keys() != base.ask(kernel, "tunables", kernel.tunables, problem, device).keys():
+    names = base.ask(kernel, "tunables", kernel.tunables, problem, device)
+    if not config.keys() <= names.keys():
         return None
+    given = {name: value for name, value in config.items() if value is not None}
+    whole = dict.fromkeys(names) | given
     try:
-        overrides.checked(kernel, problem, device, config)
-        candidate = Candidate.of(base.ask(kernel, "canonical", kernel.canonical, problem, config))
+        overrides.checked(kernel, problem, device, given)
+        candidate = Candidate.of(base.ask(kernel, "canonical", kernel.canonical, problem, whole))
+        illegal = base.ask(kernel, "illegal", kernel.illegal, problem, candidate.config, device)
     except (InputError, KernelError, TypeError):
         return None
-    illegal = base.ask(kernel, "illegal", kernel.illegal, problem, candidate.config, device)
     return candidate if illegal is None else None

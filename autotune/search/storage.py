@@ -7,8 +7,10 @@ drops either when its holder dies.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -84,7 +86,7 @@ def opened(url: str) -> Storage:
                 return Storage(label=label, backend=_journal(path, lock), exclusive=lambda: lock)
             rdb = _sqlite(path)
             return _relational(rdb, label, lambda: lock)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, sqlite3.Error) as error:
         raise InputError(f"storage {label} cannot be used: {error}") from None
 
 
@@ -126,6 +128,8 @@ def _journal(path: Path, lock: FileLock) -> Any:
 def _sqlite(path: Path) -> Any:
     from optuna.storages import RDBStorage
 
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as first:
+        first.execute("PRAGMA schema_version")  # raises for what is no database
     patience = {"connect_args": {"timeout": BUSY_S}}
     return RDBStorage(f"sqlite:///{path}", engine_kwargs=patience)
 

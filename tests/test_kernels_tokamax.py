@@ -259,7 +259,10 @@ def test_the_public_benchmark_s_causal_problem_gets_compiled_evidence(device):
              "use_experimental_scheduler": False, "q_layout": 1, "k_layout": 1, "v_layout": 1,
              "use_base2_exp": True}  # fmt: skip
     board = autotune.tune("tokamax.splash", shape=shape, device=device, space=space, jobs=1)
-    assert set(board["status"]) == {"ok"}
-    assert set(board["evidence"]) == {"compiled"}
+    ranked = board[board["rank"].notna()]
+    assert len(ranked) >= 2
+    assert set(ranked["evidence"]) == {"compiled"}
+    # What a release with a diagonal skip refuses, since these blocks are not square.
+    assert set(board["status"]) <= {"ok", "pruned"}
     best = json.loads(board.loc[board["is_best"], "config"].iloc[0])
     assert best["block_q"] == 1024, "the default blocks of 128 are slower"

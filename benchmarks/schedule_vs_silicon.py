@@ -1,100 +1,126 @@
-"""Predicted against measured latency, for rows of a CSV with published TPU timings.
+"""How well predictions hold on silicon: the table of the README, from measured CSVs.
 
-    python benchmarks/schedule_vs_silicon.py ironwood_published.csv [--jobs 1]
+    python benchmarks/schedule_vs_silicon.py DATA_DIR [--jobs 1]
 
-The CSV has the columns `kernel, device, problem, config, latency_ms`, `problem` and `config` in the
-leaderboard's JSON form. `flash_fwd` stands for the kernel the timings are of (published_kernels).
-Rows of other people's kernels and of XLA are listed without a prediction.
+DATA_DIR holds `silicon_v6e_splash.csv`, `ironwood_published.csv` and, where Tokamax is installed,
+`silicon_tokamax_splash.csv`; a file that is missing is left out. On v6e the constants are fitted to
+every third of the forward rows with default layouts, on tpu7x to the published rows; every other
+row is predicted by constants it was not fitted to. Nothing here needs a TPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from autotune import versions
+from autotune.calibration import data
+from autotune.calibration.merit import Merit, merit
+from autotune.calibration.run import Prediction, calibrate
+from autotune.progress import Quiet
+from autotune.search.prune import Stages
 
-from autotune import cost_model, pallas_call
-from autotune import device as devices
-from autotune.candidate import Candidate
-from autotune.compiler.pool import CompilePool
-from autotune.compiler.task import Task
-from autotune.evidence import Compiled
-from autotune.kernels import base
-
-KERNELS = {"matmul": "matmul", "flash_fwd": "published_kernels:FLASH"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One measured row; `task` is None where no kernel here is the measured one."""
-
-    label: str
-    measured_ms: float
-    task: Task | None
+V6E, IRONWOOD, TOKAMAX = (
+    "silicon_v6e_splash.csv", "ironwood_published.csv", "silicon_tokamax_splash.csv",
+)  # fmt: skip
+PLAIN = ("q_layout", "k_layout", "v_layout")
 
 
-def read(path: Path) -> list[Row]:
-    with path.open(newline="") as file:
-        return [_row(record) for record in csv.DictReader(file)]
+def rows_of(folder: Path) -> list[data.Measured]:
+    """All measured rows; those that constants are fitted to are marked `fit`."""
+    rows: list[data.Measured] = []
+    for name in (V6E, IRONWOOD, TOKAMAX):
+        if (folder / name).exists():
+            part = data.FIT if name == IRONWOOD else data.EVALUATE
+            rows += data.read([folder / name], part)
+    forward = [n for n, row in enumerate(rows) if V6E in row.where and _plain_forward(row)]
+    for n in forward[::3]:
+        rows[n] = replace(rows[n], part=data.FIT)
+    return rows
 
 
-def _row(record: dict[str, str]) -> Row:
-    problem, config = json.loads(record["problem"]), json.loads(record["config"])
-    blocks = " ".join(f"{name} {value}" for name, value in config.items())
-    constant = problem["options"].get("max_logit_const")
-    label = f"{record['device']} {record['kernel']} {blocks}{' constant max' if constant else ''}"
-    task = None
-    if record["kernel"] in KERNELS:
-        kernel = base.load(KERNELS[record["kernel"]])
-        options = {k: v for k, v in problem["options"].items() if k in kernel.options}
-        made = base.make_problem(
-            kernel,
-            device=record["device"],
-            shape=problem["shape"],
-            options=options,
-            dtype=problem["dtype"],
-        )
-        candidate = Candidate.of(kernel.canonical(made, config))
-        task = Task(problem=made, candidate=candidate)
-    return Row(label=label, measured_ms=float(record["latency_ms"]), task=task)
+def _plain_forward(row: data.Measured) -> bool:
+    layouts = {row.config.get(name) for name in PLAIN}
+    return not row.problem["options"].get("grad") and layouts == {"HEAD_DIM_MINOR"}
 
 
-def predicted(task: Task, compiled: Compiled) -> tuple[cost_model.Latency, cost_model.Latency]:
-    """(by the schedule, by the model) for a candidate that compiled."""
-    kernel, device = base.load(task.problem.kernel), devices.get(task.problem.device)
-    function, arguments = kernel.build(task.problem, task.candidate.config)
-    program = pallas_call.trace(function, arguments, device)
-    return (
-        cost_model.compiled_latency(program, compiled.schedules, device),
-        cost_model.model_latency(program, device),
-    )
+def groups(rows: Sequence[Prediction]) -> Iterable[tuple[str, list[Prediction]]]:
+    """The table's lines: what they are, and their rows."""
+
+    def chosen(name: str, test: str, device: str = "") -> list[Prediction]:
+        return [
+            row for row in rows
+            if name in row.measured.where and device in ("", row.measured.device)
+            and {
+                "all": True,
+                "forward": _plain_forward(row.measured),
+                "layouts": not row.measured.problem["options"].get("grad")
+                and not _plain_forward(row.measured),
+                "grad": bool(row.measured.problem["options"].get("grad")),
+                "no backward": row.measured.problem["options"].get("pass") is None,
+            }[test]
+        ]  # fmt: skip
+
+    yield "v6e, JAX splash forward, default layouts", chosen(V6E, "forward")
+    yield "v6e, the same, q sequence-minor", chosen(V6E, "layouts")
+    yield "v6e, JAX splash forward + backward", chosen(V6E, "grad")
+    yield "tpu7x, published kernels", chosen(IRONWOOD, "all")
+    for device in ("tpu7x", "v6e", "v5p"):
+        yield f"{device}, Tokamax splash forward, winners", chosen(TOKAMAX, "no backward", device)
+
+
+def line(what: str, rows: Sequence[Prediction], evidence: str) -> str:
+    """One line of the Markdown table."""
+    pairs = []
+    for row in rows:
+        compiled = row.predicted_ms if row.evidence == "compiled" else None
+        ms = compiled if evidence == "compiled" else row.model_ms
+        if ms is not None:
+            pairs.append((row.measured.group, (ms, row.measured.measured_ms)))
+    fitted = sum(row.measured.part == data.FIT and row.predicted_ms is not None for row in rows)
+    return f"| {what} | {evidence} | {len(pairs)} ({fitted}) | {_figures(merit(pairs))} |"
+
+
+def _figures(m: Merit) -> str:
+    def share(value: float | None, sign: str = "") -> str:
+        return "–" if value is None else f"{value:{sign}.1%}"
+
+    # Winners alone have no order worth a figure: a few runs of each problem, all near its best.
+    tau = "–" if m.kendall_tau is None or m.rows < 3 * m.groups else f"{m.kendall_tau:.2f}"
+    return " | ".join(
+        (tau, share(m.regret_first) if tau != "–" else "–", share(m.median_error),
+         share(m.p90_error), share(m.worst_error), share(m.bias, "+"))
+    )  # fmt: skip
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("csv", type=Path)
-    options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("data", type=Path, help="folder of the measured CSVs")
+    options.add_argument("--jobs", type=int, default=None)
     chosen = options.parse_args()
-    rows = read(chosen.csv)
-    with CompilePool(jobs=chosen.jobs, timeout_s=600) as pool:
-        verdicts = dict(pool.run([row.task for row in rows if row.task]))
-    print(f"{'':52} measured compiled  error    model  error  bound")
-    for row in rows:
-        line = f"{row.label:52} {row.measured_ms:8.3f}"
-        verdict = verdicts[row.task] if row.task else None
-        if row.task is None or verdict is None or verdict.status != "ok":
-            print(line, verdict.reason if verdict else "not predicted")
-            continue
-        schedule, model = predicted(row.task, verdict)
-        for latency in (schedule, model):
-            ms = latency.total_s * 1e3
-            line += f" {ms:8.3f} {ms / row.measured_ms - 1:+6.1%}"
-        print(line, schedule.bound)
+    with Stages.open(
+        jobs=chosen.jobs, timeout_s=1800, fresh=False, progress=Quiet(), calibrations={}
+    ) as stages:
+        result = calibrate(rows_of(chosen.data), stages)
+    here = versions.installed()
+    print(f"{datetime.now(UTC).date()}, jax {here['jax']}, libtpu {here['libtpu']}\n")
+    print("| rows | evidence | rows (fitted to) | τ | regret | median | p90 | worst | bias |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for what, rows in groups(result.rows):
+        for evidence in ("compiled", "model"):
+            if any(row.predicted_ms is not None for row in rows):
+                print(line(what, rows, evidence))
+    for device in result.devices:
+        if device.fitted:
+            print(f"\n{device.device.name}: {json.dumps(dict(device.fitted.constants))}")
+    missing = [row for row in result.rows if row.predicted_ms is None]
+    print(f"\n{len(missing)} of {len(result.rows)} rows not predicted")
+    for reason in sorted({str(row.reason) for row in missing}):
+        print(f"- {reason}")
 
 
 if __name__ == "__main__":

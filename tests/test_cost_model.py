@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from autotune import cost_model
 from autotune import device as devices
+from autotune import latency as timing
 from autotune.call_record import Dot, PallasCall, Program, Scratch, StepClass, Window
 from autotune.device import DEVICES, MIB, Device
 from autotune.errors import KernelError
-from autotune.evidence import Schedule, ScopeUse
+from autotune.evidence import Schedule, ScopeUse, XlaOp
 
 V5E, V6E, TPU7X, V5P = (devices.get(name) for name in ("v5e", "v6e", "tpu7x", "v5p"))
 
@@ -555,3 +556,87 @@ def test_records_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         latency.total_s = 0.0  # type: ignore[misc]
     assert isinstance(V6E, Device)
+
+
+# Operands XLA holds in VMEM, scalar code, and what XLA runs around the kernels
+
+
+def held_schedule(*tags: str) -> Schedule:
+    return replace(make_schedule({"": use(100), "step": use(1000)}), vmem=dict.fromkeys(tags, 1))
+
+
+def test_an_operand_without_a_window_in_vmem_moves_no_hbm_bytes():
+    windows = (
+        window(copies=10, bytes_moved=10_000_000), window(copies=10, bytes_moved=10_000_000,
+                                                          name="input 1"),
+    )  # fmt: skip
+    step = step_class(10, next_in=2_000_000, copies=2, ins=(0, 1))
+    call = make_call(windows=windows, classes=(step,))
+
+    def transfer_s(*tags: str) -> float:
+        schedule = held_schedule(*tags)
+        return cost_model.compiled_latency(program(call), [schedule], V6E).transfer_s
+
+    both = transfer_s("input window 0", "input window 1")
+    assert both == pytest.approx(20e6 / V6E.copy_bytes_per_s)
+    assert transfer_s("input window 1") == pytest.approx(both / 2)
+    assert transfer_s("scratch") == pytest.approx(both), "no window at all says nothing of them"
+
+
+def test_windows_are_numbered_behind_the_prefetched_tables():
+    table = Scratch(name="prefetch 0", shape=(8,), dtype="int32", memory="smem", bytes=32)
+    call = make_call(windows=(window(), window("output")), scratch=(table,))
+    found = timing.held_windows(call, held_schedule("input window 1", "output window 0"))
+    assert found == frozenset()
+    assert timing.held_windows(call, held_schedule("output window 0")) == {0}
+
+
+def test_scalar_slots_cost_cycles_beyond_their_bundles_and_are_no_cycles_of_compute():
+    def total(salu: int) -> cost_model.Latency:
+        scopes = {"": replace(use(100), units={"SALU": salu}), "step": use(5000)}
+        chip = replace(V6E, scalar_cycles=0.5)
+        return cost_model.compiled_latency(program(make_call()), [make_schedule(scopes)], chip)
+
+    more_s = total(400).total_s - total(0).total_s
+    assert more_s == pytest.approx(10 * 400 * 0.5 / V6E.clock_hz)
+    assert total(400).cycles == total(0).cycles
+
+
+def xla_op(**more) -> XlaOp:
+    fields = {
+        "name": "copy.1", "opcode": "copy", "bytes_read": 0, "bytes_written": 0,
+        "estimated_cycles": None,
+    } | more  # fmt: skip
+    return XlaOp(**fields)
+
+
+def test_an_xla_operation_takes_its_slower_memory_and_as_often_as_it_runs():
+    chip = replace(V6E, op_overhead_s=1e-6)
+    rate = chip.copy_bytes_per_s
+    hbm = xla_op(bytes_read=10**8, bytes_written=10**8, vmem_bytes=1000, repeats=3)
+    assert timing.around_seconds([hbm], chip) == pytest.approx(3 * (2e8 / rate + 1e-6))
+    vmem = xla_op(vmem_bytes=10**9)
+    assert timing.around_seconds([vmem], chip) == pytest.approx(1e9 / 2e13 + 1e-6)
+    background = xla_op(bytes_read=10**8, vmem_bytes=10**8, asynchronous=True)
+    assert timing.around_seconds([background], chip) == pytest.approx(1e8 / rate)
+    assert timing.around_seconds([], chip) == 0
+
+
+def test_what_xla_runs_is_part_of_the_whole():
+    schedule = make_schedule({"": use(100), "step": use(5000)})
+    alone = cost_model.compiled_latency(program(make_call()), [schedule], V6E)
+    ops = [xla_op(bytes_read=10**9)]
+    both = cost_model.compiled_latency(program(make_call()), [schedule], V6E, xla_ops=ops)
+    assert both.around_s == pytest.approx(1e9 / V6E.copy_bytes_per_s)
+    assert both.total_s == pytest.approx(alone.total_s + both.around_s)
+    assert both.bound == "memory"
+
+
+def test_a_program_is_launched_once_however_many_calls_it_has():
+    chip = replace(V6E, launch_s=1e-4)
+    schedule = make_schedule({"": use(100), "step": use(5000)})
+    one = cost_model.compiled_latency(program(make_call()), [schedule], chip).total_s
+    two = cost_model.compiled_latency(
+        program(make_call(), make_call()), [schedule, schedule], chip
+    ).total_s
+    assert two == pytest.approx(2 * one - 1e-4)

@@ -32,8 +32,8 @@ from autotune.search.storage import Storage
 WORKER = Path(__file__).parent / "fleet_worker.py"
 SIZE = 4
 NIGHTLY = pytest.mark.nightly
-OF_FILES = ("sqlite", "journal", pytest.param("postgresql", marks=NIGHTLY))
-OF_SERVERS = ("postgresql", *(pytest.param(kind, marks=NIGHTLY) for kind in ("sqlite", "journal")))
+FILE_FIRST = ("sqlite", *(pytest.param(k, marks=NIGHTLY) for k in ("journal", "postgresql")))
+SERVER_FIRST = ("postgresql", *(pytest.param(k, marks=NIGHTLY) for k in ("sqlite", "journal")))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def trials(url: str) -> list[optuna.trial.FrozenTrial]:
         return optuna.load_study(study_name=name, storage=opened.backend).trials
 
 
-@pytest.mark.parametrize("url", OF_FILES, indirect=True)
+@pytest.mark.parametrize("url", FILE_FIRST, indirect=True)
 def test_four_workers_share_the_work_and_end_with_the_same_answer(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     workers = [start(url, log) for _ in range(4)]
@@ -101,7 +101,7 @@ def test_four_workers_share_the_work_and_end_with_the_same_answer(url: str, tmp_
     assert Counter(t.state for t in trials(url)) == {TrialState.COMPLETE: SIZE**2}
 
 
-@pytest.mark.parametrize("url", OF_SERVERS, indirect=True)
+@pytest.mark.parametrize("url", SERVER_FIRST, indirect=True)
 def test_kill_9_at_random_moments_loses_and_repeats_nothing_finished(
     url: str, tmp_path: Path
 ) -> None:

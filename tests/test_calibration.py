@@ -144,6 +144,35 @@ def test_the_table_lists_them_too(tmp_path: Path, capsys):
     assert "no constants fitted" in out
 
 
+@pytest.mark.compiler
+def test_measured_rows_are_compiled_fitted_and_predicted(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    shape = '"{""shape"": {""m"": 512, ""k"": 512, ""n"": 512}}"'
+    blocks = '"{{""bm"": {0}, ""bk"": {0}, ""bn"": {0}}}"'
+    times = ((128, 0.05), (256, 0.02), (512, 0.015))
+    path = csv_file(tmp_path, *(f"matmul,v6e,{shape},{blocks.format(b)},{ms}," for b, ms in times))
+    output = tmp_path / "calibration.json"
+    arguments = (str(path), "--output", str(output), "--jobs", "1")
+    status, out, _ = run(capsys, *arguments, "--format", "json")
+    document = json.loads(out)
+    assert status == 0
+    for row in document["rows"]:
+        assert row["predicted_ms"] > 0
+        assert (row["evidence"], row["set"], row["reason"]) == ("compiled", "fit", None)
+        assert row["latency_low_ms"] < row["predicted_ms"] < row["latency_high_ms"]
+    chip = document["devices"]["v6e"]
+    assert chip["fitted"] == sorted(fit.FITTED)
+    assert chip["merit"]["fit"]["compiled"]["rows"] == 3
+    assert constants.load(output)["v6e"].rows == 3
+    assert document["written"] == str(output)
+    monkeypatch.setenv(constants.VARIABLE, str(output))
+    status, table, _ = run(capsys, *arguments)
+    assert status == 0
+    assert "fitted to 3 measured rows of matmul" in table
+    again = constants.load(output)["v6e"].constants
+    assert again == {name: chip["constants"][name] for name in fit.FITTED}, "the same twice"
+
+
 # Figures of merit
 
 

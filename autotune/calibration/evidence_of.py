@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from autotune.device import Device
 from autotune.errors import AutotuneError, KernelError
 from autotune.kernels import base
 from autotune.problem import Problem
+from autotune.progress import Progress
 from autotune.search.space import Space
 
 if TYPE_CHECKING:
@@ -163,12 +164,17 @@ def _of_problem(
         verdicts: dict[Candidate, Compiled] = {}
         if environment.unavailable() is None:
             stages.progress.start(problem.label, "compile", len(traced))
-            for candidate in traced:
-                verdicts |= stages.verdicts(judge, [candidate])
-                stages.progress.advance()
+            verdicts = stages.verdicts(judge, _told(traced, stages.progress))
     except AutotuneError as error:
         return {i: Evidence(measured=rows[i], reason=str(error)) for i, _ in members}
     return {i: _evidence(rows[i], judge, judged[c], verdicts.get(c)) for i, c in members}
+
+
+def _told(candidates: list[Candidate], progress: Progress) -> Iterator[Candidate]:
+    """The candidates, each with a step of the bar as a worker takes it."""
+    for candidate in candidates:
+        yield candidate
+        progress.advance()
 
 
 def _evidence(row: Measured, judge: Judge, judged: Any, compiled: Compiled | None) -> Evidence:

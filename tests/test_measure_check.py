@@ -16,7 +16,7 @@ from autotune.candidate import Candidate
 from autotune.compiler.task import Task
 from autotune.errors import KernelError
 from autotune.kernels import base
-from autotune.measure import check, inputs
+from autotune.measure import check, inputs, worker
 from autotune.measure.bench import Bench, OversizeError
 from autotune.measure.check import NO_REFERENCE, error_of, judge, precision_of, tolerance
 from autotune.measure.inputs import UnfitError
@@ -284,6 +284,16 @@ def test_fewer_sets_of_inputs_are_rotated_where_hbm_is_short():
     assert inputs.sets_that_fit(array, array, 100 * 2**20) == inputs.SETS
     assert inputs.sets_that_fit(array, array, 4 * 2**20) == 2
     assert inputs.sets_that_fit(array, array, 2 * 2**20) == 1
+
+
+@pytest.mark.parametrize("tail", ["", "\n\nat:\n  jaxlib/py_executable.cc:476"])
+def test_what_host_code_raised_is_the_reason_not_its_traceback(tail):
+    text = (
+        "INTERNAL: CpuCallback error calling callback: Traceback (most recent call last):\n"
+        '  File "kernel.py", line 3, in host\nRuntimeError: the device lost a packet' + tail
+    )
+    verdict = worker._verdict(jax.errors.JaxRuntimeError(text))
+    assert verdict == {"status": "failed", "reason": "RuntimeError: the device lost a packet"}
 
 
 def test_a_donating_kernel_is_run_again_and_again(bench, monkeypatch):

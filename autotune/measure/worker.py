@@ -6,6 +6,7 @@ Expendable: a kernel may hang the chip or abort the process. Started by `tpu.py`
 
 from __future__ import annotations
 
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -105,9 +106,10 @@ def _verdict(error: BaseException) -> dict[str, Any]:
     if isinstance(error, KernelError | UnfitError):
         return {"status": "failed", "reason": str(error)}
     verdict = asdict(classify(error))
-    if "Traceback (most recent call last)" in str(error):
-        # Host code that the program called: what it raised is in the last line.
-        verdict["reason"] = " ".join(str(error).strip().splitlines()[-1].split())[:500]
+    # Host code that the program called: what it raised stands behind its traceback.
+    raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception): .+$", str(error), re.MULTILINE)
+    if raised and "Traceback (most recent call last)" in str(error):
+        verdict["reason"] = " ".join(raised[-1].split())[:500]
     return {"status": verdict["status"], "reason": verdict["reason"]}
 
 

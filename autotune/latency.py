@@ -164,18 +164,18 @@ def held_windows(call: PallasCall, schedule: Schedule) -> frozenset[int]:
     """Windows of `call` that the compiler gave no VMEM: XLA holds their operand there already.
 
     The compiler numbers inputs behind the prefetched tables, outputs from 0. A schedule without
-    any window's allocation says nothing of them.
+    any window's allocation, or with one that is none of the call's, says nothing of them.
     """
     tables = sum(scratch.name.startswith("prefetch") for scratch in call.scratch)
-    if not any(" window " in tag for tag in schedule.vmem):
-        return frozenset()
-    held = set()
+    allocated = {tag for tag in schedule.vmem if " window " in tag}
+    tags = {}
     for index, window in enumerate(call.windows):
         number = int(window.name.rpartition(" ")[2]) + (tables if window.role == "input" else 0)
-        tag = f"{window.role} window {number}"
-        if window.memory == "vmem" and window.copies and tag not in schedule.vmem:
-            held.add(index)
-    return frozenset(held)
+        tags[f"{window.role} window {number}"] = index
+    if not allocated or allocated - tags.keys():
+        return frozenset()
+    in_vmem = {n for n, w in enumerate(call.windows) if w.memory == "vmem" and w.copies}
+    return frozenset(in_vmem - {tags[tag] for tag in allocated})
 
 
 def around_seconds(ops: Iterable[XlaOp], device: Device) -> float:

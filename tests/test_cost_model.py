@@ -581,6 +581,7 @@ def test_an_operand_without_a_window_in_vmem_moves_no_hbm_bytes():
     assert both == pytest.approx(20e6 / V6E.copy_bytes_per_s)
     assert transfer_s("input window 1") == pytest.approx(both / 2)
     assert transfer_s("scratch") == pytest.approx(both), "no window at all says nothing of them"
+    assert transfer_s("input window 7") == pytest.approx(both), "numbered in a way unknown here"
 
 
 def test_windows_are_numbered_behind_the_prefetched_tables():

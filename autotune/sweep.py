@@ -75,8 +75,10 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
     ):
         crew.announce([spec.problem for spec, _ in spaces])
         works = (_compiled(spec, space, plan, stages, crew, reach) for spec, space in spaces)
-        # A host that can time nothing does all of its own work before it waits for those that can.
-        ready = works if crew.times else list(works)
+        # A host that can time nothing does all of its own work before it waits for those that can;
+        # where nobody times, each leaderboard is written as soon as it is made.
+        waits = reach.last == "measure" and not crew.times
+        ready = list(works) if waits else works
         return [_measured(work, plan, stages, crew, reach) for work in ready]
 
 

@@ -104,6 +104,48 @@ def test_an_index_map_on_a_table_that_is_written_is_not_exact():
     assert window.copies == 4
 
 
+def rows_by_hand(rows: Any) -> PallasCall:
+    """Four steps, each of which copies `rows(i, lengths)` rows of x into the lower half of `held`."""
+
+    def body(lengths: Any, x: Any, out: Any, held: Any, sem: Any) -> None:
+        count = rows(pl.program_id(0), lengths)
+        held_rows = held.at[1, pl.ds(0, count)]
+        pltpu.make_async_copy(x.at[pl.ds(0, count)], held_rows, sem).start()
+        pltpu.make_async_copy(x.at[pl.ds(0, count)], held_rows, sem).wait()
+        out[...] = held[1]
+
+    def call(x: Any) -> Any:
+        return pl.pallas_call(
+            body,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=1,
+                grid=(4,),
+                in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+                out_specs=pl.BlockSpec((16, 128), lambda i, lengths: (i, 0)),
+                scratch_shapes=[pltpu.VMEM((2, 16, 128), x.dtype), pltpu.SemaphoreType.DMA],
+            ),
+            out_shape=jax.ShapeDtypeStruct((64, 128), x.dtype),
+        )(jnp.asarray([8, 3, 0, 16], jnp.int32), x)
+
+    return traced(call, jax.ShapeDtypeStruct((4096, 128), jnp.float32))
+
+
+def test_rows_whose_number_the_grid_or_a_table_says_are_counted_one_by_one():
+    row = 128 * 4
+    assert rows_by_hand(lambda i, lengths: lengths[i]).hand_bytes == (8 + 3 + 0 + 16) * row
+    assert rows_by_hand(lambda i, lengths: 4 * i).hand_bytes == (0 + 4 + 8 + 12) * row
+    assert rows_by_hand(lambda i, lengths: 5).hand_bytes == 4 * 5 * row
+
+
+def test_rows_whose_number_only_a_run_knows_are_the_most_that_the_core_s_side_holds():
+    def hashed(i: Any, lengths: Any) -> Any:
+        return pltpu.prng_random_bits((8, 128))[0, 0] % 16
+
+    call = rows_by_hand(hashed)
+    assert call.hand_copies == 4
+    assert call.hand_bytes == 4 * 16 * 128 * 4, "16 rows of scratch, not 4096 of x"
+
+
 def paged(**config: Any) -> PallasCall:
     kernel = base.load("jax.paged_attention")
     shape = {"batch": 4, "q_heads": 8, "kv_heads": 2, "kv_len": 512, "head_dim": 128}

@@ -46,7 +46,8 @@ def blocks(config: str) -> str:
 def caption(board: Board) -> list[str]:
     """What stands under a table: the funnel, the default, the FLOP convention, staleness."""
     counts = board.counts
-    ends = [f"{n} {_WORDS.get(s, s)}" for s, n in counts.items() if s != "candidates"]
+    words = _WORDS | ({"not_evaluated": "not timed"} if _timed(board) else {})
+    ends = [f"{n} {words.get(s, s)}" for s, n in counts.items() if s != "candidates"]
     lines = [f"{counts['candidates']} candidates: " + ", ".join(ends), *_refusals(board)]
     default = board.default
     if default is not None and default.rank is None:
@@ -131,6 +132,10 @@ _WORDS = {
     "unsupported": "unsupported by the compiler",
     "pruned": "pruned (model or legality)",
 }
+
+
+def _timed(board: Board) -> bool:
+    return board.best is not None and board.best.evidence == "measured"
 
 
 NUMBER = re.compile(r"\d[\d.,]*")

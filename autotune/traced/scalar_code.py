@@ -316,7 +316,7 @@ class ScalarCode:
         return [old]
 
     def _copy(self, eqn: Any, values: list[Value], where: _Where) -> Sequence[Value]:
-        if size := hbm_bytes(eqn):
+        if (size := hbm_bytes(eqn, values)) is not None:
             self.counts.hand_bytes = self.counts.hand_bytes + where.weight * size
             self.counts.hand_copies = self.counts.hand_copies + where.weight
         return [UNKNOWN] * len(eqn.outvars)

@@ -34,9 +34,10 @@ def path_of(results: Path, device: str, kernel: str, problem_key: str) -> Path:
 def ranked(rows: Iterable[Row]) -> list[Row]:
     """Rows with `latency_ms`, `rank` and `is_best` filled in, best first, unranked ones last.
 
-    Only `ok` rows of the strongest evidence any of them has are ranked: ranks never mix kinds
-    of evidence, nor times of a device with those of a host's clock or a recording. Ties go to the config that leaves more to the kernel (nulls), then to the smaller
-    text, so that equal inputs give equal boards.
+    Only `ok` rows of the strongest evidence any of them has are ranked: ranks never mix kinds of
+    evidence, nor times of a device with those of a host's clock or a recording. Ties go to the
+    config that leaves more to the kernel (nulls), then to the smaller text, so that equal inputs
+    give equal boards.
     """
     rows = [replace(r, latency_ms=_latency_ms(r), rank=None, is_best=False) for r in rows]
     usable = [r for r in rows if r.status == "ok" and r.latency_ms is not None]
@@ -197,7 +198,7 @@ def boards(results: Path) -> Iterator[Board | DamagedFileError]:
 
 
 def _strength(row: Row) -> tuple[int, int]:
-    """Of a row's evidence, and of the timer where it was measured; the device's own is strongest."""
+    """Of a row's evidence, and of its timer where measured; the device's own is strongest."""
     timer = _TIMERS.index(row.timer) if row.timer in _TIMERS else -1
     return EVIDENCE.index(row.evidence), timer if row.evidence == "measured" else -1
 

@@ -105,7 +105,7 @@ def test_an_index_map_on_a_table_that_is_written_is_not_exact():
 
 
 def rows_by_hand(rows: Any) -> PallasCall:
-    """Four steps, each of which copies `rows(i, lengths)` rows of x into the lower half of `held`."""
+    """Four steps, each of which copies `rows(i, lengths)` rows of x into half of `held`."""
 
     def body(lengths: Any, x: Any, out: Any, held: Any, sem: Any) -> None:
         count = rows(pl.program_id(0), lengths)

@@ -5,15 +5,11 @@ Expendable: libtpu may abort, hang or eat memory in here. Started by `process.py
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
@@ -21,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from autotune import device as devices
 from autotune import evidence
 from autotune.call_record import Program
+from autotune.child import serve
 from autotune.compiler import environment
 from autotune.compiler.hlo import xla_ops
 from autotune.compiler.program import read_schedules
@@ -126,35 +123,20 @@ def _program(task: Task) -> Program:
     return program
 
 
-def _read_jobs(stream: BinaryIO, jobs: queue.SimpleQueue[bytes], dump_folder: Path) -> None:
-    """Queues jobs; ends the process, whatever it is doing, when the parent is gone."""
-    for line in stream:
-        jobs.put(line)
-    shutil.rmtree(dump_folder, ignore_errors=True)
-    os._exit(0)
-
-
 def main(answers_fd: int, dump_folder: Path) -> None:
     """Serves until stdin ends. The first line names the device to warm up for, or null."""
-    os.dup2(2, 1)  # kernels and libtpu print: the answers have a pipe of their own
-    os.set_inheritable(answers_fd, False)
-    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    reader = threading.Thread(
-        target=_read_jobs, args=(sys.stdin.buffer, jobs, dump_folder), daemon=True
-    )
-    reader.start()
-    with os.fdopen(answers_fd, "w", encoding="utf-8") as answers:
-        hello = json.loads(jobs.get())
-        sys.path[:] = hello["sys_path"]
+
+    def at_end() -> None:
+        shutil.rmtree(dump_folder, ignore_errors=True)
+
+    with serve(answers_fd, at_end=at_end) as (next_job, answer):
+        hello = next_job()
         compiler = Compiler(dump_folder)
         if hello["device"] is not None:
             compiler.target(devices.get(hello["device"]))
-        answers.write(json.dumps({"ready": True}) + "\n")
-        answers.flush()
+        answer({"ready": True})
         while True:
-            compiled = compiler.evaluate(Task.from_json(json.loads(jobs.get())))
-            answers.write(json.dumps(evidence.to_json(compiled)) + "\n")
-            answers.flush()
+            answer(evidence.to_json(compiler.evaluate(Task.from_json(next_job()))))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from autotune import device as devices
@@ -123,6 +124,22 @@ def interpret(fn: Callable[..., Any], *inputs: Any) -> Any:
     # JAX only prints a race it finds; there is no public name for its verdict.
     assert not interpret_pallas_call.races.races_found, "a copy races with a use of its memory"
     return outputs
+
+
+@contextlib.contextmanager
+def plainly_interpreted() -> Iterator[None]:
+    """Pallas's plain interpreter, whatever the call: that of the TPU knows no `vmap`ped axes.
+
+    Libraries jit their kernels: what is traced in here is not found again outside, or the reverse.
+    """
+    real = pl.pallas_call
+    jax.clear_caches()
+    try:
+        with pytest.MonkeyPatch.context() as patch, _fewest_optimizations():
+            patch.setattr(pl, "pallas_call", lambda *a, **k: real(*a, **{**k, "interpret": True}))
+            yield
+    finally:
+        jax.clear_caches()
 
 
 def _outputs(outputs: Any) -> tuple[np.ndarray, ...]:

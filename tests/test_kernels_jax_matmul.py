@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
+from kernel_support import plainly_interpreted
 
 from autotune import device as devices
 from autotune.errors import InputError
@@ -17,7 +17,6 @@ from autotune.pallas_call import trace
 jax.config.update("jax_platforms", "cpu")
 
 V6E = devices.get("v6e")
-PALLAS_CALL = pl.pallas_call
 GROUPED = ["jax.gmm"] + ["tokamax.gmm"] * bool(importlib.util.find_spec("tokamax"))
 
 
@@ -28,15 +27,12 @@ def problem_of(name, shape, dtype="float32", **options):
     )
 
 
-def error(kernel, problem, config, monkeypatch):
+def error(kernel, problem, config):
     """Largest difference from the reference, as a share of its largest value."""
     function, arguments = kernel.build(problem, config)
     keys = jax.random.split(jax.random.key(0), len(arguments))
     arrays = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, arguments, strict=True)]
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            pl, "pallas_call", lambda *a, **k: PALLAS_CALL(*a, **{**k, "interpret": True})
-        )
+    with plainly_interpreted():
         got = np.asarray(jax.jit(function)(*arrays), np.float64)
     want = kernel.reference(problem, *arrays)
     assert got.shape == want.shape
@@ -46,10 +42,10 @@ def error(kernel, problem, config, monkeypatch):
 MATMUL = {"m": 48, "k": 384, "n": 384}
 
 
-def test_jax_s_matmul_computes_the_product(monkeypatch):
+def test_jax_s_matmul_computes_the_product():
     kernel, problem = problem_of("jax.matmul", MATMUL)
     config = {"block_m": 16, "block_k": 128, "block_n": 128}
-    assert error(kernel, problem, config, monkeypatch) < 1e-5
+    assert error(kernel, problem, config) < 1e-5
 
 
 def test_jax_s_matmul_has_its_own_default_for_block_k():
@@ -78,10 +74,10 @@ GMM = {"groups": 4, "m": 512, "k": 256, "n": 384}
 TILES = {"tile_m": 128, "tile_k": 128, "tile_n": 128}
 
 
-def test_jax_s_gmm_multiplies_each_group_by_its_own_matrix(monkeypatch):
+def test_jax_s_gmm_multiplies_each_group_by_its_own_matrix():
     for options in ({"group_sizes": SIZES}, {"group_sizes": SIZES, "transpose_rhs": True}):
         kernel, problem = problem_of("jax.gmm", GMM, **options)
-        assert error(kernel, problem, TILES, monkeypatch) < 1e-5
+        assert error(kernel, problem, TILES) < 1e-5
 
 
 @pytest.mark.parametrize("name", GROUPED)

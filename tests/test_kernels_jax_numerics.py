@@ -6,8 +6,6 @@ run calls under vmap.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,14 +13,14 @@ import jax.numpy as jnp
 import kernel_support
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 from kernel_support import BF16_TOLERANCE, F32_TOLERANCE
 
 from autotune.candidate import Config
 from autotune.kernels import base, jax_pages
-from autotune.kernels.jax_masks import jax_mask, rows_of
+from autotune.kernels.jax_masks import jax_mask
 from autotune.kernels.masks import Causal, Documents, Full, Local, of
+from autotune.kernels.top_left import rows_of
 from autotune.problem import Problem
 
 SHAPE = {"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": 256, "kv_len": 256, "head_dim_qk": 128,
@@ -36,16 +34,6 @@ def problem(name: str, options: dict[str, Any], shape: dict[str, int], dtype: st
     return base.make_problem(kernel, device="v6e", shape=shape, options=options, dtype=dtype)
 
 
-@contextlib.contextmanager
-def plain_interpret_mode() -> Iterator[None]:
-    jax.clear_caches()  # JAX's kernels are jitted: what was traced before is not interpreted
-    with pytest.MonkeyPatch.context() as patch:
-        real = pl.pallas_call
-        patch.setattr(pl, "pallas_call", lambda *a, **k: real(*a, **{**k, "interpret": True}))
-        yield
-    jax.clear_caches()
-
-
 def error(p: Problem, config: Config, *, plain: bool = False) -> float:
     """Largest difference from the reference, as a share of its largest magnitude."""
     kernel = base.load(p.kernel)
@@ -55,7 +43,7 @@ def error(p: Problem, config: Config, *, plain: bool = False) -> float:
     assert kernel.inputs is not None
     assert kernel.reference is not None
     inputs = kernel.inputs(p, jax.random.key(0))
-    with plain_interpret_mode():
+    with kernel_support.plainly_interpreted():
         got = jax.block_until_ready(kernel.build(p, config)[0](*inputs))
     outputs = (jax.tree.leaves(got), jax.tree.leaves(kernel.reference(p, *inputs)))
     arrays = [tuple(np.asarray(x).astype(np.float64) for x in side) for side in outputs]

@@ -1,6 +1,5 @@
 """Tokamax's kernels: numerics, their own rules, every configuration measured in public."""
 
-import contextlib
 import csv
 import importlib.util
 import json
@@ -11,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
+from kernel_support import plainly_interpreted
 
 import autotune
 from autotune import device as devices
@@ -24,7 +23,6 @@ jax.config.update("jax_platforms", "cpu")
 
 INSTALLED = importlib.util.find_spec("tokamax") is not None
 needs_tokamax = pytest.mark.skipif(not INSTALLED, reason="the extra tokamax is not installed")
-PALLAS_CALL = pl.pallas_call
 V6E = devices.get("v6e")
 SMALL = {"batch": 1, "q_heads": 4, "kv_heads": 2, "q_len": 384, "kv_len": 384, "head_dim_qk": 64,
          "head_dim_v": 128}  # fmt: skip
@@ -77,7 +75,7 @@ def error(kernel, problem, config):
     make = kernel.inputs or _normals(arguments)
     arrays = make(problem, jax.random.key(1))
     assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in arguments]
-    with interpreted():
+    with plainly_interpreted():
         got = jax.tree.leaves(jax.jit(function)(*arrays))
     want = kernel.reference(problem, *arrays)
     want = want if isinstance(want, tuple) else (want,)
@@ -86,21 +84,6 @@ def error(kernel, problem, config):
         float(np.abs(np.asarray(g, np.float64) - w).max() / np.abs(w).max())
         for g, w in zip(got, want, strict=True)
     )
-
-
-@contextlib.contextmanager
-def interpreted():
-    """Pallas's plain interpreter: that of the TPU does not know a call's `vmap`ped axes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            pl, "pallas_call", lambda *a, **k: PALLAS_CALL(*a, **{**k, "interpret": True})
-        )
-        # XLA's CPU optimizations take longer than the small problems here.
-        jax.config.update("jax_disable_most_optimizations", True)
-        try:
-            yield
-        finally:
-            jax.config.update("jax_disable_most_optimizations", False)
 
 
 def _normals(arguments):
@@ -211,7 +194,7 @@ def test_unequal_lengths_are_aligned_top_left_as_tokamax_does():
         ({}, {"residuals": True, "grad": True}, "residuals and grad exclude each other"),
         ({}, {"pass": "forward"}, "'forward' is not allowed; one of backward"),
         ({}, {"attn_logits_soft_cap": -1.0}, "-1.0 is not allowed; a positive number"),
-        ({}, {"mask": {"causal": {"offset": -1}}}, "query 0 sees no key"),
+        ({}, {"mask": {"causal": {"offset": -1}}}, "hides every key from 1 of"),
         ({}, {"mask": {"documents": {"lengths": [100]}}}, "lengths sum to 100, not kv_len 384"),
     ],
 )

@@ -6,7 +6,7 @@ problem, so that the grid is known without a run: the option `group_sizes`, or a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import InputError
-from autotune.kernels.base import Option, Tunable, choice, flag
+from autotune.kernels.base import Call, Kernel, Option, Tunable, choice, flag
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
@@ -140,3 +140,27 @@ def canonical(problem: Problem, config: Config) -> Config:
         else value
         for name, value in config.items()
     }
+
+
+def kernel(
+    name: str,
+    *,
+    build: Callable[[Problem, Config], Call],
+    tunables: Callable[[Problem, Device], Mapping[str, Tunable]],
+    default: Callable[[Problem, Device], Config],
+) -> Kernel:
+    """A project's grouped matmul; the problem, its rules and reference are this module's."""
+    return Kernel(
+        name=name,
+        axes=AXES,
+        build=build,
+        tunables=tunables,
+        flops=flops,
+        flop_convention=FLOP_CONVENTION,
+        options=options(),
+        check=check,
+        illegal=illegal,
+        canonical=canonical,
+        default=default,
+        reference=reference,
+    )

@@ -20,29 +20,18 @@ from autotune.errors import InputError
 from autotune.kernels import attention as at
 from autotune.kernels import jax_blocks as blocks
 from autotune.kernels import reference as references
+from autotune.kernels import top_left
 from autotune.kernels.attention import LANES, AttentionShape, check_heads
-from autotune.kernels.base import Call, Kernel, Option, Tunable, flag
+from autotune.kernels.base import Call, Kernel, Tunable, flag
 from autotune.kernels.flash_bwd_problem import draw_backward
-from autotune.kernels.jax_inputs import draw
-from autotune.kernels.jax_masks import rows_of
-from autotune.kernels.masks import Causal, Full
+from autotune.kernels.jax_inputs import draw, sm_scale
+from autotune.kernels.masks import Causal, Full, Intervals, Mask
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 FORWARD = ("block_q", "block_k_major", "block_k", "block_b")
 DQ = ("block_q_dq", "block_k_major_dq", "block_k_dq")
 DKV = ("block_q_major_dkv", "block_q_dkv", "block_k_major_dkv", "block_k_dkv")
-
-
-def _sm_scale() -> Option:
-    """The function's `sm_scale`, a factor on q·k; 1.0 as there, though most callers give one."""
-
-    def parse(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise ValueError("a finite number above 0")
-        return float(value)
-
-    return Option(default=1.0, parse=parse)
 
 
 def _check(problem: Problem) -> None:
@@ -61,11 +50,15 @@ def _check(problem: Problem) -> None:
             "attention needs both alike",
             path=("shape", "head_dim_v"),
         )
+    top_left.check(problem, _mask(problem), "JAX's flash attention")
 
 
-def _rows(problem: Problem) -> Any:
-    mask = Causal() if problem.options["causal"] else Full()
-    return rows_of(mask, problem.shape["q_len"], problem.shape["kv_len"])
+def _mask(problem: Problem) -> Mask:
+    return Causal() if problem.options["causal"] else Full()
+
+
+def _rows(problem: Problem) -> Intervals:
+    return top_left.rows_of(_mask(problem), problem.shape["q_len"], problem.shape["kv_len"])
 
 
 def _flops(problem: Problem, per_pair: int) -> int:
@@ -193,7 +186,7 @@ FLASH = Kernel(
     flop_convention="QKᵀ and PV: 2·(d + dv) per visible (query, key) pair and head",
     options={
         "causal": flag(),
-        "sm_scale": _sm_scale(),
+        "sm_scale": sm_scale(),
         "segment_ids": flag(),
         "save_residuals": flag(),
     },
@@ -253,7 +246,7 @@ def _backward(name: str, names: tuple[str, ...], function: str) -> dict[str, Any
         "axes": at.AXES,
         "axis_defaults": at.AXIS_DEFAULTS,
         "build": build,
-        "options": {"causal": flag(), "sm_scale": _sm_scale()},
+        "options": {"causal": flag(), "sm_scale": sm_scale()},
         "check": _check,
         "default": _default(names),
         "inputs": inputs,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from autotune.candidate import Config
 from autotune.device import Device
 from autotune.kernels import gmm_problem as gmm
-from autotune.kernels.base import Call, Kernel, Tunable
+from autotune.kernels.base import Call, Tunable
 from autotune.problem import Problem
 
 M_TILES = (128, 256, 512, 1024)
@@ -45,17 +45,4 @@ def default(problem: Problem, device: Device) -> Config:
     return gmm.canonical(problem, dict.fromkeys(gmm.TILES, 128))
 
 
-KERNEL = Kernel(
-    name="jax.gmm",
-    axes=gmm.AXES,
-    build=build,
-    tunables=tunables,
-    flops=gmm.flops,
-    flop_convention=gmm.FLOP_CONVENTION,
-    options=gmm.options(),
-    check=gmm.check,
-    illegal=gmm.illegal,
-    canonical=gmm.canonical,
-    default=default,
-    reference=gmm.reference,
-)
+KERNEL = gmm.kernel("jax.gmm", build=build, tunables=tunables, default=default)

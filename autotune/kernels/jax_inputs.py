@@ -1,13 +1,27 @@
-"""Inputs of JAX's own attention kernels: seeded normals, and ids of packed documents."""
+"""What JAX's own attention kernels are given: a scale, seeded normals, ids of packed documents."""
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from autotune.kernels.base import Option
+
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
+
+
+def sm_scale() -> Option:
+    """The functions' `sm_scale`, a factor on q·k; 1.0 as there, though most callers give one."""
+
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise ValueError("a finite number above 0")
+        return float(value)
+
+    return Option(default=1.0, parse=parse)
 
 
 def draw(

@@ -1,8 +1,4 @@
-"""The mask language in JAX's own masks, aligned as JAX aligns them: query i sits at position i.
-
-JAX's splash attention is top-left aligned: with `causal` query i sees keys up to i + offset,
-whatever the lengths, where this project's own kernels are bottom-right aligned.
-"""
+"""The mask language in JAX's own masks, aligned as JAX aligns them: top-left (`top_left.py`)."""
 
 from __future__ import annotations
 
@@ -15,17 +11,8 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as jax_masks
 
 from autotune.kernels import masks
-from autotune.kernels.masks import Intervals, Mask
-
-
-@functools.lru_cache(maxsize=16)
-def rows_of(mask: Mask, q_len: int, kv_len: int) -> Intervals:
-    """The keys each query sees, top-left aligned. Raises ValueError for lengths over the limit."""
-    if max(q_len, kv_len) > masks.MAX_LENGTH:
-        raise ValueError(
-            f"masks go up to {masks.MAX_LENGTH} queries and keys, not {q_len} x {kv_len}"
-        )
-    return mask.intervals(np.arange(q_len, dtype=np.int64), kv_len)
+from autotune.kernels.masks import Mask
+from autotune.kernels.top_left import rows_of
 
 
 def jax_mask(mask: Mask, q_len: int, kv_len: int) -> Any:

@@ -22,7 +22,7 @@ from autotune.kernels import jax_pages as pages
 from autotune.kernels import reference as references
 from autotune.kernels.base import Call, Kernel, Option, Tunable, number
 from autotune.kernels.jax_blocks import why_no_size
-from autotune.kernels.jax_inputs import draw
+from autotune.kernels.jax_inputs import draw, sm_scale
 from autotune.kernels.matmul_space import vmem_limit_tunable
 from autotune.problem import Problem
 
@@ -31,12 +31,7 @@ QUERIES = (8, 16, 32, 64, 128)
 
 
 def _options() -> dict[str, Option]:
-    """The function's own; `sm_scale` is 1.0 there, though most callers give one."""
-
-    def scale(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise ValueError("a finite number above 0")
-        return float(value)
+    """The function's own."""
 
     def window(value: Any) -> int | None:
         if value is not None and why_no_size("", value):
@@ -44,7 +39,7 @@ def _options() -> dict[str, Option]:
         return value  # type: ignore[no-any-return]
 
     return {
-        "sm_scale": Option(default=1.0, parse=scale),
+        "sm_scale": sm_scale(),
         "sliding_window": Option(parse=window),
         "soft_cap": number(positive=True),
     }

@@ -24,8 +24,9 @@ from autotune.kernels import reference as references
 from autotune.kernels.attention import AttentionShape
 from autotune.kernels.base import Call, Kernel
 from autotune.kernels.jax_inputs import draw
-from autotune.kernels.jax_masks import jax_mask, rows_of
+from autotune.kernels.jax_masks import jax_mask
 from autotune.kernels.masks import Mask
+from autotune.kernels.top_left import rows_of
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +12,9 @@ from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import InputError
 from autotune.kernels import jax_blocks as blocks
-from autotune.kernels import masks
+from autotune.kernels import masks, top_left
 from autotune.kernels.attention import LANES, AttentionShape, check_heads
 from autotune.kernels.base import Option, Tunable, flag, number
-from autotune.kernels.jax_masks import rows_of
 from autotune.problem import Problem
 
 FORWARD = ("block_q", "block_kv", "block_kv_compute")
@@ -50,35 +48,18 @@ def mask_of(problem: Problem) -> masks.Mask:
 def check(problem: Problem) -> None:
     """Raises InputError for heads that do not group, and a mask JAX's splash cannot run."""
     check_heads(problem)
-    q_len, kv_len, mask = problem.shape["q_len"], problem.shape["kv_len"], mask_of(problem)
     if problem.options["grad"] and problem.options["save_residuals"]:
         raise InputError(
             "save_residuals: true is not allowed with grad; the backward pass saves its own",
             path=("options", "save_residuals"),
         )
-    for lengths in masks.document_lengths(mask):
-        if sum(lengths) != kv_len:
-            raise InputError(
-                f"document lengths sum to {sum(lengths)}, not kv_len {kv_len}",
-                path=("options", "mask"),
-            )
-    try:
-        rows = rows_of(mask, q_len, kv_len)
-    except ValueError as error:
-        raise InputError(str(error), path=("shape",)) from None
-    blind = int((rows.hi <= rows.lo).all(axis=0).sum())
-    if blind:
-        raise InputError(
-            f"mask {json.dumps(problem.options['mask'])} hides every key from {blind} of {q_len} "
-            "queries; JAX's splash attention needs one at least (query i stands at position i)",
-            path=("options", "mask"),
-        )
+    top_left.check(problem, mask_of(problem), "JAX's splash attention")
 
 
 def flops(problem: Problem) -> int:
     """2·(d + dv) a visible pair and head; with `grad` those of dq and dkv as well."""
     shape = AttentionShape.of(problem)
-    pairs = rows_of(mask_of(problem), shape.q_len, shape.kv_len).pairs
+    pairs = top_left.rows_of(mask_of(problem), shape.q_len, shape.kv_len).pairs
     d, dv = shape.head_dim_qk, shape.head_dim_v
     products = 2 * (d + dv)
     if problem.options["grad"]:

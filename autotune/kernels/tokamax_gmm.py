@@ -16,7 +16,7 @@ from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.kernels import gmm_problem as gmm
 from autotune.kernels import tokamax_library
-from autotune.kernels.base import Call, Kernel, Tunable
+from autotune.kernels.base import Call, Tunable
 from autotune.problem import Problem
 
 library = tokamax_library.module(tokamax_library.RAGGED_DOT + "pallas_mosaic_tpu_kernel")
@@ -64,17 +64,4 @@ def default(problem: Problem, device: Device) -> Config:
     return gmm.canonical(problem, {**tiles, BUFFERS: own[BUFFERS].default})
 
 
-KERNEL = Kernel(
-    name="tokamax.gmm",
-    axes=gmm.AXES,
-    build=build,
-    tunables=tunables,
-    flops=gmm.flops,
-    flop_convention=gmm.FLOP_CONVENTION,
-    options=gmm.options(),
-    check=gmm.check,
-    illegal=gmm.illegal,
-    canonical=gmm.canonical,
-    default=default,
-    reference=gmm.reference,
-)
+KERNEL = gmm.kernel("tokamax.gmm", build=build, tunables=tunables, default=default)

@@ -1,7 +1,4 @@
-"""The mask algebra as Tokamax's splash attention takes it, aligned as that does: top-left.
-
-Query i sits at position i, whatever the lengths; `masks.py` itself aligns bottom-right.
-"""
+"""The mask language in Tokamax's own masks, aligned as those are: top-left (`top_left.py`)."""
 
 from __future__ import annotations
 
@@ -9,23 +6,12 @@ import functools
 import operator
 from typing import Any
 
-import numpy as np
-
-from autotune.kernels import masks, tokamax_library
-from autotune.kernels.masks import AllOf, Causal, Documents, Full, Intervals, Local, Mask
+from autotune.kernels import tokamax_library
+from autotune.kernels.masks import AllOf, Causal, Documents, Full, Local, Mask
+from autotune.kernels.top_left import rows_of
 
 MAX_DENSE = 2**28
 """Documents have no form of their own there and are given as one bool a pair: 256 MiB at most."""
-
-
-@functools.lru_cache(maxsize=16)
-def rows_of(mask: Mask, q_len: int, kv_len: int) -> Intervals:
-    """The keys each query sees, top-left aligned. Raises ValueError for lengths too long."""
-    if max(q_len, kv_len) > masks.MAX_LENGTH:
-        raise ValueError(
-            f"masks go up to {masks.MAX_LENGTH} queries and keys, not {q_len} x {kv_len}"
-        )
-    return mask.intervals(np.arange(q_len, dtype=np.int64), kv_len)
 
 
 def tokamax_mask(mask: Mask, q_len: int, kv_len: int) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from autotune.candidate import Config
 from autotune.errors import InputError
 from autotune.kernels import attention as at
-from autotune.kernels import masks, tokamax_masks
+from autotune.kernels import masks, tokamax_masks, top_left
 from autotune.kernels import reference as references
 from autotune.kernels import tokamax_splash_data as data
 from autotune.kernels import tokamax_splash_space as space
@@ -56,25 +56,7 @@ def check(problem: Problem) -> None:
             f"{' and '.join(chosen)} exclude each other; at most one of residuals, grad and pass",
             path=("options", chosen[1]),
         )
-    q_len, kv_len = problem.shape["q_len"], problem.shape["kv_len"]
-    mask = space.mask_of(problem)
-    for lengths in masks.document_lengths(mask):
-        if sum(lengths) != kv_len:
-            raise InputError(
-                f"document lengths sum to {sum(lengths)}, not kv_len {kv_len}",
-                path=("options", "mask"),
-            )
-    try:
-        rows = tokamax_masks.rows_of(mask, q_len, kv_len)
-    except ValueError as error:
-        raise InputError(str(error), path=("shape",)) from None
-    blind = np.flatnonzero((rows.hi - rows.lo).sum(axis=0) == 0)
-    if len(blind):
-        raise InputError(
-            f"query {blind[0]} sees no key; Tokamax's splash needs one for every query (queries "
-            "and keys are aligned top-left)",
-            path=("options", "mask"),
-        )
+    top_left.check(problem, space.mask_of(problem), "Tokamax's splash attention")
 
 
 def flops(problem: Problem) -> int:
@@ -83,7 +65,7 @@ def flops(problem: Problem) -> int:
     d, dv = s.head_dim_qk, s.head_dim_v
     forward = 2 * (d + dv) if space.has_forward(problem) else 0
     backward = 2 * (3 * d + 2 * dv) if space.has_backward(problem) else 0
-    pairs = tokamax_masks.rows_of(space.mask_of(problem), s.q_len, s.kv_len).pairs
+    pairs = top_left.rows_of(space.mask_of(problem), s.q_len, s.kv_len).pairs
     return (forward + backward) * pairs * s.batch * s.q_heads
 
 
@@ -190,7 +172,7 @@ def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
         return q, k, v
     if opts["grad"]:
         return q, k, v, dout
-    rows = tokamax_masks.rows_of(space.mask_of(problem), s.q_len, s.kv_len)
+    rows = top_left.rows_of(space.mask_of(problem), s.q_len, s.kv_len)
     lo, hi = (jnp.asarray(x, jnp.int32) for x in (rows.lo, rows.hi))
     ordered = (_heads_first(problem, x) for x in (q, k, v))
     out, lse = data.out_and_lse(
@@ -206,7 +188,7 @@ def reference(problem: Problem, *arrays: Any) -> Any:
     how: dict[str, Any] = {
         "scale": s.scale(opts["scale"]),
         "soft_cap": opts["attn_logits_soft_cap"],
-        "mask": tokamax_masks.rows_of(space.mask_of(problem), s.q_len, s.kv_len).dense(),
+        "mask": top_left.rows_of(space.mask_of(problem), s.q_len, s.kv_len).dense(),
     }
     found: tuple[Any, ...] = ()
     if space.has_forward(problem):

@@ -6,13 +6,23 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/dsv3.yaml
 JOBS ?= 2
 
-.PHONY: sweep test check nightly clean
+.PHONY: sweep results test check gate nightly clean
+
+# `make results` makes the leaderboards that the repository keeps.
+KEPT := configs/dsv3.yaml configs/llama3-8b.yaml configs/jax-kernels.yaml
+KEPT_DEVICES := --device tpu7x --device v6e --device v5p --device v5e
 
 sweep: $(VENV)/.installed
 	$(BIN)/autotune sweep $(CONFIG)
 
 test: $(VENV)/.dev check
 	$(BIN)/python -m pytest -n $(JOBS)
+
+results: $(VENV)/.installed
+	$(BIN)/autotune sweep $(KEPT) $(KEPT_DEVICES) --trials 8
+
+gate: $(VENV)/.installed
+	$(BIN)/autotune gate tests/baselines --jobs $(JOBS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

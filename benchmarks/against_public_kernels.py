@@ -80,7 +80,7 @@ def best_ms(side: Side, shape: Mapping[str, int], device: str, trials: int) -> f
     for kernel in side.kernels:
         board = autotune.tune(
             kernel, shape=dict(shape), options=dict(side.options), device=device, trials=trials,
-            until="compile",
+            until="compile", timeout=1200,
         )  # fmt: skip
         best = board[board.is_best]
         if best.empty:

@@ -105,6 +105,19 @@ class Kernel:
     multiplied_dtype: Callable[[Problem], str] = lambda problem: problem.dtype
     scope_counts: Callable[[Problem, Config], Mapping[str, int]] | None = None
 
+    def __post_init__(self) -> None:
+        for what in ("axes", "dtypes"):
+            names = getattr(self, what)
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise KernelError(
+                    f"kernel {self.name}: {what} is {shown(names)}, not a tuple of names"
+                )
+        for name, option in self.options.items():
+            if not isinstance(option, Option):
+                raise KernelError(
+                    f"kernel {self.name}: option {name} is {shown(option)}, not an Option"
+                )
+
 
 def make_problem(
     kernel: Kernel,
@@ -155,12 +168,13 @@ def make_problem(
 def ask(kernel: Kernel, what: str, function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)`, one of the kernel's own functions.
 
-    Raises KernelError, in one line, for whatever it raises that is no AutotuneError: a kernel may
-    be the user's, and its faults are no reason for a traceback of ours.
+    Raises KernelError, in one line, for whatever it raises that is no AutotuneError, and for an
+    answer of another kind than it should be: a kernel may be the user's, and its faults are no
+    reason for a traceback of ours.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-            return function(*args)
+            answer = function(*args)
     except AutotuneError:
         raise
     except Exception as error:
@@ -168,6 +182,28 @@ def ask(kernel: Kernel, what: str, function: Callable[..., Any], *args: Any) -> 
         raise KernelError(
             f"kernel {kernel.name}: {what} raised {type(error).__name__}: {text}"
         ) from error
+    if (fault := _fault(what, answer)) is not None:
+        raise KernelError(f"kernel {kernel.name}: {fault}")
+    return answer
+
+
+def _fault(what: str, answer: Any) -> str | None:
+    """Why `answer` is none that the kernel's function `what` may give; None where it may."""
+    if what == "illegal" and not (answer is None or isinstance(answer, str)):
+        return f"illegal gave {shown(answer)}, not a reason or None"
+    if what not in ("tunables", "canonical", "default", "scope_counts"):
+        return None
+    if not isinstance(answer, Mapping):
+        return f"{what} gave {shown(answer)}, not a mapping"
+    for name, value in answer.items():
+        if not isinstance(name, str):
+            return f"{what} gave the name {shown(name)}, not text"
+        if what == "tunables" and not isinstance(value, Tunable):
+            article = "an" if type(value).__name__[0] in "aeiou" else "a"
+            return f"tunable {name} is {article} {type(value).__name__}, not a Tunable(values=(…))"
+        if what == "scope_counts" and (isinstance(value, bool) or not isinstance(value, int)):
+            return f"scope_counts gave {shown(value)} for {name}, not a whole number"
+    return None
 
 
 def _parse_option(kernel: Kernel, name: str, given: Mapping[str, Any]) -> Any:

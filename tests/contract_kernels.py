@@ -121,3 +121,13 @@ HUNGRY = dataclasses.replace(
     },
     reference=None,
 )
+
+ANSWERS = {
+    "tunables": lambda problem, device: None,
+    "tunables of lists": lambda problem, device: {"rows": [8, 64]},
+    "tunables by number": lambda problem, device: {3: Tunable(values=(8,))},
+    "canonical": lambda problem, config: None,
+    "default": lambda problem, device: None,
+    "illegal": lambda problem, config, device: True,
+}
+"""What functions of a kernel must not give."""

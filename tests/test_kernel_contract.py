@@ -1,8 +1,11 @@
 """What a user's kernel does wrong is one clear line with the right status; right, it is costed."""
 
+import dataclasses
+
 import contract_kernels
 import pytest
 
+from autotune import device as devices
 from autotune.candidate import Candidate
 from autotune.compiler.environment import unavailable
 from autotune.compiler.pool import CompilePool
@@ -10,6 +13,7 @@ from autotune.compiler.task import Task
 from autotune.errors import InputError, KernelError
 from autotune.kernels import base
 from autotune.problem import Problem
+from autotune.search import space
 from autotune.tuning import tune
 
 SHAPE = {"m": 512, "n": 256}
@@ -63,6 +67,39 @@ def test_a_kernel_that_counts_flops_by_an_axis_it_lacks_is_told_which_it_has():
     with pytest.raises(KernelError, match=r"the problem's shape has no 'k', only m, n"):
         base.make_problem(contract_kernels.FLOPS_LACK_AXIS, device="v6e", shape=SHAPE,
                           dtype="float32")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("tunables", "tunables gave null, not a mapping"),
+        ("tunables of lists", r"tunable rows is \[8, 64\], not a Tunable\(values=\(…\)\)"),
+        ("tunables by number", "tunables gave the name 3, not text"),
+        ("canonical", "canonical gave null, not a mapping"),
+        ("default", "default gave null, not a mapping"),
+        ("illegal", "illegal gave true, not a reason or None"),
+    ],
+)
+@pytest.mark.parametrize("overrides", [None, {"rows": (8,)}])
+def test_an_answer_of_another_kind_is_one_line(what, message, overrides):
+    function = {what.partition(" ")[0]: contract_kernels.ANSWERS[what]}
+    kernel = dataclasses.replace(contract_kernels.KEEPS, **function)
+    problem = base.make_problem(kernel, device="v6e", shape=SHAPE, dtype="float32")
+    with pytest.raises(KernelError, match=f"^kernel keeps: {message}$"):
+        space.candidates(kernel, problem, devices.get("v6e"), overrides)
+
+
+def test_scope_counts_that_are_no_counts_are_one_line():
+    kernel = contract_kernels.KEEPS
+    with pytest.raises(KernelError, match="scope_counts gave 'many' for step, not a whole"):
+        base.ask(kernel, "scope_counts", lambda problem: {"step": "many"}, None)
+
+
+def test_a_kernel_is_checked_when_it_is_made():
+    with pytest.raises(KernelError, match="axes is 'mn', not a tuple of names"):
+        dataclasses.replace(contract_kernels.KEEPS, axes="mn")
+    with pytest.raises(KernelError, match="option causal is true, not an Option"):
+        dataclasses.replace(contract_kernels.KEEPS, options={"causal": True})
 
 
 def test_an_axis_the_problem_lacks_is_named_with_those_the_kernel_needs():

@@ -170,7 +170,7 @@ def test_values_that_only_look_equal_are_two_candidates() -> None:
         ({"canonical": lambda p, c: {**c, "order": [1]}}, "config entry order=[1] is not a scalar"),
         ({"illegal": lambda p, c, d: 1 / 0}, "kernel toy: illegal raised ZeroDivisionError: "),
         ({"tunables": lambda p, d: p.shape["x"]}, "kernel toy: tunables raised KeyError: 'x'"),
-        ({"tunables": lambda p, d: {"bm": (1, 2)}}, "tunable bm is a tuple, not a Tunable(values="),
+        ({"tunables": lambda p, d: {"bm": (1, 2)}}, "tunable bm is [1, 2], not a Tunable(values="),
     ],
 )  # fmt: skip
 def test_a_kernel_that_breaks_its_contract_is_one_line(

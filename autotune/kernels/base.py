@@ -199,8 +199,7 @@ def _fault(what: str, answer: Any) -> str | None:
         if not isinstance(name, str):
             return f"{what} gave the name {shown(name)}, not text"
         if what == "tunables" and not isinstance(value, Tunable):
-            article = "an" if type(value).__name__[0] in "aeiou" else "a"
-            return f"tunable {name} is {article} {type(value).__name__}, not a Tunable(values=(…))"
+            return f"tunable {name} is {shown(value)}, not a Tunable(values=(…))"
         if what == "scope_counts" and (isinstance(value, bool) or not isinstance(value, int)):
             return f"scope_counts gave {shown(value)} for {name}, not a whole number"
     return None

@@ -79,12 +79,6 @@ def candidates(
 
     overrides = overrides or {}
     tunables = base.ask(kernel, "tunables", kernel.tunables, problem, device)
-    for name, tunable in tunables.items():
-        if not isinstance(tunable, base.Tunable):
-            raise KernelError(
-                f"kernel {kernel.name}: tunable {name} is a {type(tunable).__name__}, not a "
-                "Tunable(values=(…))"
-            )
     choices = {name: overrides.get(name, tunable.values) for name, tunable in tunables.items()}
     if empty := [name for name, values in choices.items() if not values]:
         raise InputError(f"space: no legal candidate, {empty[0]} has no values", path=("space",))

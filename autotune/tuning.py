@@ -9,6 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autotune import device as devices
 from autotune import overrides, sweep
 from autotune.config import Config, ProblemSpec
@@ -114,6 +116,8 @@ def _parts(problem: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any
             raise InputError(f"{part}: given in the problem and as an argument; give it once")
         if value is not None:
             parts[part] = value
+    if not isinstance(parts.get("name", ""), str):
+        raise InputError(f"name: {shown(parts['name'])} is not allowed; a text")
     for part in ("shape", "options"):
         if not isinstance(parts.get(part, {}), Mapping):
             raise InputError(f"{part}: {shown(parts[part])} is not allowed; a mapping")
@@ -141,9 +145,9 @@ def _device_names(given: Any) -> list[str]:
             known = ", ".join(devices.DEVICES)
             raise InputError(f"device: no TPU is attached, so name one of {known}")
         return [attached.name]
-    names = [given] if isinstance(given, str) else list(given)
-    if not names:
-        raise InputError("device: [] is not allowed; a name or a list of at least one")
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not names:
+        raise InputError(f"device: {shown(given)} is not allowed; a name or a list of at least one")
     return list(dict.fromkeys(devices.get(name).name for name in names))
 
 
@@ -163,6 +167,8 @@ def _loaded(kernel: str | Kernel) -> Iterator[Kernel]:
 @contextlib.contextmanager
 def _folder(results: str | Path | None) -> Iterator[Path]:
     if results is not None:
+        if not isinstance(results, str | Path):
+            raise InputError(f"results: {shown(results)} is not allowed; a folder")
         yield Path(results)
         return
     with tempfile.TemporaryDirectory(prefix="autotune-tune-") as folder:
@@ -175,16 +181,24 @@ def _spec(
     problem = base.make_problem(
         kernel,
         device=device,
-        shape=parts.get("shape", {}),
+        shape={axis: _plain(size) for axis, size in parts.get("shape", {}).items()},
         options=parts.get("options"),
         dtype=parts.get("dtype", "bfloat16"),
         name=parts.get("name"),
     )
     if space is not None and (not isinstance(space, Mapping) or not space):
         raise InputError(f"space: {shown(space)} is not allowed; tunable -> value or list")
-    given = {n: list(v) if isinstance(v, tuple) else v for n, v in (space or {}).items()}
+    given = {
+        n: [_plain(each) for each in v] if isinstance(v, list | tuple | range) else _plain(v)
+        for n, v in (space or {}).items()
+    }
     checked = overrides.checked(kernel, problem, devices.get(device), given)
     return ProblemSpec(problem=problem, space=checked, where="autotune.tune")
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy number, as notebooks have them, as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _frame(boards: Sequence[Board]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.pallas.ops.tpu import flash_attention as jax_flash
 from kernel_support import CHIPS
 
-from autotune import cli
+from autotune import cli, overrides
 from autotune import device as devices
 from autotune.candidate import Candidate, Config
 from autotune.compiler.environment import unavailable
@@ -365,3 +365,26 @@ def test_a_kernel_that_the_installed_jax_lacks_is_one_line(monkeypatch, capsys):
     listed = capsys.readouterr().out
     assert "jax.ragged_paged_attention\n  kernel 'jax.ragged_paged_attention' is not" in listed
     assert "jax.paged_attention\n  shape" in listed
+
+
+@pytest.mark.parametrize(
+    ("name", "lists"),
+    [
+        ("jax.splash", ("block_q", "block_kv", "block_kv_compute")),
+        ("jax.flash", ("block_q", "block_k_major", "block_k")),
+        ("jax.flash_dq", ("block_q_dq", "block_k_major_dq", "block_k_dq")),
+        ("jax.flash_dkv", ("block_q_major_dkv", "block_k_major_dkv", "block_k_dkv")),
+    ],
+)
+def test_blocks_longer_than_the_sequence_are_the_sequence_and_one_candidate(name, lists):
+    kernel = base.load(name)
+    shape = {**SMALL, "q_len": 128, "kv_len": 128}
+    problem = base.make_problem(kernel, device="v6e", shape=shape)
+    given = {block: [128, 256, 512] for block in lists}
+    if name == "jax.splash":
+        given["q_layout"] = "HEAD_DIM_MINOR"
+    checked = overrides.checked(kernel, problem, devices.get("v6e"), given)
+    (candidate,) = candidates(kernel, problem, devices.get("v6e"), checked).legal
+    assert all(candidate.config[block] == 128 for block in lists)
+    with pytest.raises(InputError, match="100 is not allowed"):
+        overrides.checked(kernel, problem, devices.get("v6e"), {lists[1]: 100})

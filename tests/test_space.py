@@ -14,7 +14,7 @@ from autotune import config
 from autotune import device as devices
 from autotune.candidate import Candidate, Scalar
 from autotune.errors import InputError, KernelError
-from autotune.kernels.base import Kernel, Tunable, make_problem
+from autotune.kernels.base import Kernel, Tunable, load, make_problem
 from autotune.problem import Problem
 from autotune.search import space
 from autotune.search.space import Space, candidates
@@ -169,7 +169,7 @@ def test_values_that_only_look_equal_are_two_candidates() -> None:
         ({"canonical": lambda p, c: {"x": 1}}, "kernel toy: canonical gave ['x'], its "),
         ({"canonical": lambda p, c: {**c, "order": [1]}}, "config entry order=[1] is not a scalar"),
         ({"illegal": lambda p, c, d: 1 / 0}, "kernel toy: illegal raised ZeroDivisionError: "),
-        ({"tunables": lambda p, d: p.shape["x"]}, "kernel toy: tunables raised KeyError: 'x'"),
+        ({"tunables": lambda p, d: p.shape["x"]}, "the problem's shape has no 'x', only q_heads, "),
         ({"tunables": lambda p, d: {"bm": (1, 2)}}, "tunable bm is [1, 2], not a Tunable(values="),
     ],
 )  # fmt: skip
@@ -188,6 +188,7 @@ def test_every_shipped_problem_has_its_default_and_a_space_of_known_size() -> No
             found = space.of(spec)
             label = f"{path.name} {spec.problem.label} on {spec.problem.device}"
             refused = [i.reason for i in found.illegal if i.candidate.is_default]
-            assert found.legal[0].is_default or "SMEM" in refused[0], f"{label}: {refused}"
+            if load(spec.problem.kernel).default is not None:
+                assert found.legal[0].is_default or "SMEM" in refused[0], f"{label}: {refused}"
             assert 2 <= len(found.legal) <= 2000, f"{label}: {len(found.legal)} candidates"
             assert all(isinstance(c, Candidate) for c in found.legal)

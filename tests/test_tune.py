@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import contract_kernels
+import numpy as np
 import pytest
 
 import autotune
@@ -147,6 +148,9 @@ def test_a_kernel_that_cannot_be_sent_is_told_so():
         ("matmul", {"timeout": True}, r"timeout: true is not allowed"),
         ("matmul", {"jobs": 1.5}, r"jobs: 1.5 is not allowed"),
         ("matmul", {"seed": -1}, r"seed: -1 is not allowed; a whole number of at least 0"),
+        ("matmul", {"problem": {**MATMUL, "device": 5}}, r"device: 5 is not allowed; a name or a"),
+        ("matmul", {"problem": {**MATMUL, "name": 5}}, r"name: 5 is not allowed; a text"),
+        ("matmul", {"results": 5}, r"results: 5 is not allowed; a folder"),
         ("matmul", {"until": "compiled"}, r"unknown stage for until 'compiled'"),
     ],
 )
@@ -154,6 +158,14 @@ def test_wrong_arguments_are_one_line_and_an_input_error(kernel, arguments, mess
     with pytest.raises(InputError, match=message) as caught:
         autotune.tune(kernel, **{"problem": MATMUL, **arguments})
     assert "\n" not in str(caught.value)
+
+
+def test_numpy_s_numbers_are_taken_as_python_s():
+    shape = dict(zip("mkn", np.array([256, 256, 256]), strict=True))
+    space = {"bm": np.int64(128), "bk": list(np.array([128, 256])), "bn": range(128, 129)}
+    board = autotune.tune("matmul", shape=shape, device="v6e", until="model", space=space, jobs=1)
+    blocks = [json.loads(text) for text in board.loc[~board.is_default, "config"]]
+    assert {(b["bm"], b["bk"], b["bn"]) for b in blocks} == {(128, 128, 128), (128, 256, 128)}
 
 
 @pytest.mark.skipif(attached() is not None, reason="a TPU is attached")

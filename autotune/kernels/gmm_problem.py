@@ -17,6 +17,7 @@ from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import InputError
 from autotune.kernels.base import Call, Kernel, Option, Tunable, choice, flag
+from autotune.kernels.jax_blocks import clamped
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
@@ -133,13 +134,8 @@ def illegal(problem: Problem, config: Config, device: Device) -> str | None:
 
 def canonical(problem: Problem, config: Config) -> Config:
     """Tiles over the axis are the axis."""
-    axes = dict(zip(TILES, ("m", "k", "n"), strict=True))
-    return {
-        name: min(value, problem.shape[axes[name]])
-        if name in axes and isinstance(value, int)
-        else value
-        for name, value in config.items()
-    }
+    axes = zip(TILES, ("m", "k", "n"), strict=True)
+    return clamped(config, {name: problem.shape[axis] for name, axis in axes})
 
 
 def kernel(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from autotune.candidate import Scalar
+from autotune.candidate import Config, Scalar
 from autotune.kernels.attention import LANES
 from autotune.kernels.base import Tunable
 
@@ -72,13 +72,28 @@ def why_not_inside(name: str, block: Scalar, outer: str, size: int, tile: int) -
     return None
 
 
+def clamped(config: Config, lengths: Mapping[str, int]) -> Config:
+    """`config` with blocks over their axis cut to it; `lengths`: tunable -> length of its axis."""
+    return {
+        name: min(value, lengths[name])
+        if name in lengths and isinstance(value, int) and not isinstance(value, bool)
+        else value
+        for name, value in config.items()
+    }
+
+
 def block(values: tuple[Scalar, ...], length: int, *, tile: int = 1, null: bool = False) -> Tunable:
-    """A tunable block that divides `length` and is a multiple of `tile`; `null`: or null."""
+    """A tunable block that divides `length` and is a multiple of `tile`; `null`: or null.
+
+    A larger one is allowed: a `space:` may serve several lengths, and it is `clamped`.
+    """
     allowed = f"a divisor of {length}" + (f" that is a multiple of {tile}" if tile > 1 else "")
 
     def check(value: Scalar) -> str | None:
         if value is None:
             return None if null else allowed
+        if why_no_size("", value) is None and int(value) >= length:
+            return None
         legal = why_not_dividing("", value, "", length) is None and int(value) % tile == 0
         return None if legal else allowed
 

@@ -103,24 +103,29 @@ def _forward_tunables(problem: Problem, device: Device) -> Mapping[str, Tunable]
     q_len, kv_len, batch = (problem.shape[axis] for axis in ("q_len", "kv_len", "batch"))
     powers = (128, 256, 512, 1024, 2048)  # block_q need not divide
     queries = {b for b in powers if b <= q_len <= b * blocks.MOST_BLOCKS}
-    up_to = "a whole number from 1 to {}"
 
-    def most(limit: int) -> Callable[[Scalar], str | None]:
-        return lambda value: (
-            None
-            if blocks.why_no_size("", value) is None and int(value or 0) <= limit
-            else up_to.format(limit)
-        )
+    def size(value: Scalar) -> str | None:
+        return "a whole number from 1" if blocks.why_no_size("", value) else None
 
     keys = blocks.searched(kv_len)
     return {
         "block_q": Tunable(
-            values=tuple(sorted(queries | set(blocks.tiles(q_len, most=2048)))), check=most(q_len)
+            values=tuple(sorted(queries | set(blocks.tiles(q_len, most=2048)))), check=size
         ),
         "block_k_major": blocks.block(keys, kv_len),
         "block_k": blocks.block(blocks.tiles(kv_len), kv_len),
-        "block_b": Tunable(values=(1, 2) if batch > 1 else (1,), check=most(batch)),
+        "block_b": Tunable(values=(1, 2) if batch > 1 else (1,), check=size),
     }
+
+
+def _canonical(problem: Problem, config: Config) -> Config:
+    """Blocks over their axis are the axis."""
+    shape = problem.shape
+
+    def axis(name: str) -> str:
+        return "batch" if name == "block_b" else "q_len" if "_q" in name else "kv_len"
+
+    return blocks.clamped(config, {name: shape[axis(name)] for name in config})
 
 
 def _forward_illegal(problem: Problem, config: Config, device: Device) -> str | None:
@@ -192,6 +197,7 @@ FLASH = Kernel(
     },
     check=_check,
     illegal=_forward_illegal,
+    canonical=_canonical,
     default=_default(FORWARD),
     inputs=_forward_inputs,
     reference=_forward_reference,
@@ -248,6 +254,7 @@ def _backward(name: str, names: tuple[str, ...], function: str) -> dict[str, Any
         "build": build,
         "options": {"causal": flag(), "sm_scale": sm_scale()},
         "check": _check,
+        "canonical": _canonical,
         "default": _default(names),
         "inputs": inputs,
         "reference": reference,

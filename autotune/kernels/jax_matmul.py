@@ -16,6 +16,7 @@ import numpy as np
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.kernels.base import Call, Kernel, Tunable, choice
+from autotune.kernels.jax_blocks import clamped
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
@@ -54,12 +55,7 @@ def illegal(problem: Problem, config: Config, device: Device) -> str | None:
 
 def canonical(problem: Problem, config: Config) -> Config:
     """Blocks over the axis are the axis: with the block asked for, the grid would be empty."""
-    return {
-        name: min(value, problem.shape[BLOCKS[name]])
-        if name in BLOCKS and isinstance(value, int)
-        else value
-        for name, value in config.items()
-    }
+    return clamped(config, {name: problem.shape[axis] for name, axis in BLOCKS.items()})
 
 
 def default(problem: Problem, device: Device) -> Config:

@@ -151,8 +151,15 @@ def _why_no_dq(problem: Problem, config: Config) -> str | None:
     return blocks.why_not_inside(DQ[1], kv, "kv_len", kv_len, LANES)
 
 
+def _lengths(problem: Problem) -> dict[str, int]:
+    names = (*FORWARD, *DKV, *DQ)
+    return {n: problem.shape["q_len" if n.startswith("block_q") else "kv_len"] for n in names}
+
+
 def canonical(problem: Problem, config: Config) -> Config:
-    """Nulls and entries left out as `BlockSizes` fills them in; no dq blocks with a fused pass."""
+    """Nulls and entries left out as `BlockSizes` fills them in; no dq blocks with a fused pass;
+    blocks over their axis are the axis."""
+    config = blocks.clamped(config, _lengths(problem))
     layouts = {name: config.get(name, HEAD_DIM_MINOR) for name in LAYOUTS}
     full = {**{name: config.get(name) for name in FORWARD}, **layouts}
     compute = [("block_kv_compute", "block_kv")]

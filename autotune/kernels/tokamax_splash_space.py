@@ -13,6 +13,7 @@ from autotune import device as devices
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import shown
+from autotune.kernels import jax_blocks as blocks
 from autotune.kernels import masks, tokamax_library
 from autotune.kernels.attention import LANES, AttentionShape, allowed_block
 from autotune.kernels.base import Tunable
@@ -146,13 +147,19 @@ def _size(value: Scalar) -> int:
     return value
 
 
+def _lengths(problem: Problem) -> dict[str, int]:
+    names = (*FORWARD, *BACKWARD)
+    return {n: problem.shape["q_len" if n.startswith("block_q") else "kv_len"] for n in names}
+
+
 def canonical(problem: Problem, config: Config) -> Config:
-    """What runs: fields left out are Tokamax's own, null compute blocks the whole block; no
-    diagonal grid where nothing is skipped."""
+    """What runs: fields left out are Tokamax's own, null compute blocks the whole block, blocks
+    over their axis the axis; no diagonal grid where nothing is skipped."""
     own = library.SplashConfig.get_default()
     names = tunables(problem, devices.get(problem.device))
     full = {name: config[name] if name in config else _plain(getattr(own, name)) for name in names}
     full |= {name: value for name, value in config.items() if name not in names}
+    full = dict(blocks.clamped(full, _lengths(problem)))
     for outer, inner in ((FORWARD[1], FORWARD[2]), (BACKWARD[1], BACKWARD[2])):
         if inner in full and full[inner] is None:
             full[inner] = full[outer]

@@ -47,6 +47,7 @@ __all__ = [
     "suspect_reason",
     "vmem_bill",
     "vmem_limit_bytes",
+    "work",
 ]  # fmt: skip
 
 INNER_PIPELINE = "ep_"  # what the scopes of `pltpu.emit_pipeline`'s own code begin with
@@ -65,17 +66,28 @@ def model_latency(
         (`Kernel.scope_counts`); without, every step is assumed to run them.
     """
     return latency.summed(
-        latency.of_call(
-            call,
-            Work(
-                run_s=flop_seconds(call, device), scalar_s={},
-                step_s=device.step_overhead_s, skip_s=device.skip_overhead_s,
-            ),
-            device,
-            scope_counts or {},
-        )
+        latency.of_call(call, work(call, None, device), device, scope_counts or {})
         for call in program.calls
-    )  # fmt: skip
+    )
+
+
+def work(call: PallasCall, schedule: Schedule | None, device: Device) -> Work:
+    """What runs of the call's scopes cost: by its schedule, else by FLOPs / peak."""
+    if schedule is None:
+        return Work(
+            run_s=flop_seconds(call, device), scalar_s={},
+            step_s=device.step_overhead_s, skip_s=device.skip_overhead_s,
+        )  # fmt: skip
+    cycles = run_cycles(call, schedule, device)
+    scalar = run_cycles(call, schedule, device, cost=scalar_cycles)
+    return Work(
+        run_s={name: n / device.clock_hz for name, n in cycles.items()},
+        scalar_s={name: n / device.clock_hz for name, n in scalar.items()},
+        step_s=device.issued_step_s,
+        skip_s=device.issued_step_s,
+        prologue_s=schedule.prologue_bundles / device.clock_hz,
+        held=latency.held_windows(call, schedule),
+    )
 
 
 def compiled_latency(
@@ -99,19 +111,10 @@ def compiled_latency(
     Raises:
       KernelError: the schedules are not those of the program's calls.
     """
-    parts = []
-    for call, schedule in matched(program, schedules):
-        cycles = run_cycles(call, schedule, device)
-        scalar = run_cycles(call, schedule, device, cost=scalar_cycles)
-        work = Work(
-            run_s={name: n / device.clock_hz for name, n in cycles.items()},
-            scalar_s={name: n / device.clock_hz for name, n in scalar.items()},
-            step_s=device.issued_step_s,
-            skip_s=device.issued_step_s,
-            prologue_s=schedule.prologue_bundles / device.clock_hz,
-            held=latency.held_windows(call, schedule),
-        )
-        parts.append(latency.of_call(call, work, device, scope_counts or {}))
+    parts = [
+        latency.of_call(call, work(call, schedule, device), device, scope_counts or {})
+        for call, schedule in matched(program, schedules)
+    ]
     cycles_in_all = round(math.fsum(p.compute_s for p in parts) * device.clock_hz)
     around_s = latency.around_seconds(xla_ops, device)
     total = latency.summed(parts, around_s=around_s, launch_s=device.launch_s)

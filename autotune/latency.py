@@ -77,6 +77,49 @@ class Work:
     held: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """One grid step of a class, in seconds.
+
+    Attributes:
+      by_scope: compute of each scope that runs, its scalar code included; `PIPELINE` among them.
+      scalar_s: of that, what the scalar unit adds.
+      fixed_s: the fixed cost of the step.
+      copies_s: what its copies need beside all that (`copy_seconds`).
+    """
+
+    by_scope: Mapping[str, float]
+    scalar_s: float
+    fixed_s: float
+    copies_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The longer of compute and copies."""
+        return max(math.fsum(self.by_scope.values()) + self.fixed_s, self.copies_s)
+
+
+def step_time(
+    call: PallasCall, step: StepClass, work: Work, device: Device, scope_counts: Mapping[str, int]
+) -> StepTime:
+    """What a step of the class takes. `scope_counts` as in `of_call`."""
+    known = _known(call, scope_counts)
+    runs = {PIPELINE: 1.0} | {s: known.get(s, n) for s, n in step.scopes.items()}
+    scalar = {s: n * work.scalar_s.get(s, 0.0) for s, n in runs.items()}
+    return StepTime(
+        by_scope={s: n * work.run_s.get(s, 0.0) + scalar[s] for s, n in runs.items()},
+        scalar_s=math.fsum(scalar.values()),
+        fixed_s=work.skip_s if skipped(call, step) else work.step_s,
+        copies_s=copy_seconds(call, moved(call, step, work.held), device),
+    )
+
+
+def _known(call: PallasCall, scope_counts: Mapping[str, int]) -> dict[str, float]:
+    """Runs a step of scopes that rest on run-time data and that `scope_counts` tells."""
+    told = {s: n for s, n in scope_counts.items() if call.scopes.get(s, 0) is None}
+    return {scope: n / call.grid_steps for scope, n in told.items()}
+
+
 def of_call(
     call: PallasCall, work: Work, device: Device, scope_counts: Mapping[str, int]
 ) -> Latency:
@@ -87,24 +130,18 @@ def of_call(
     Args:
       scope_counts: executions over the grid of scopes that rest on run-time data.
     """
-    known = {
-        s: n / call.grid_steps for s, n in scope_counts.items() if call.scopes.get(s, 0) is None
-    }
+    known = _known(call, scope_counts)
     total = compute = transfer = overhead = 0.0
     for step in call.classes:
-        runs = {PIPELINE: 1.0} | {s: known.get(s, n) for s, n in step.scopes.items()}
-        busy = math.fsum(n * work.run_s.get(s, 0.0) for s, n in runs.items())
-        scalar = math.fsum(n * work.scalar_s.get(s, 0.0) for s, n in runs.items())
-        fixed = scalar + (work.skip_s if skipped(call, step) else work.step_s)
-        moved = copy_seconds(call, step, device, work.held)
-        total += step.steps * max(busy + fixed, moved)
-        compute += step.steps * busy
-        transfer += step.steps * moved
-        overhead += step.steps * fixed
+        time = step_time(call, step, work, device, scope_counts)
+        total += step.steps * time.total_s
+        compute += step.steps * (math.fsum(time.by_scope.values()) - time.scalar_s)
+        transfer += step.steps * time.copies_s
+        overhead += step.steps * (time.fixed_s + time.scalar_s)
     # Copies by hand run beside everything else, as far as the HBM lets them.
     transfer += call.hand_bytes / device.copy_bytes_per_s * call.parallel_splits
     total = max(total, transfer)
-    edges_s = _edge_bytes(call, work.held) / device.copy_bytes_per_s
+    edges_s = math.fsum(edge_seconds(call, device, work.held))
     share = call.repeats * (call.core_steps or call.grid_steps) / max(1, call.grid_steps)
     return Latency(
         total_s=total * share + (edges_s + work.prologue_s) * call.repeats,
@@ -115,25 +152,39 @@ def of_call(
     )
 
 
-def copy_seconds(
-    call: PallasCall, step: StepClass, device: Device, held: frozenset[int] = frozenset()
-) -> float:
+def moved(call: PallasCall, step: StepClass, held: frozenset[int]) -> StepClass:
+    """`step` without the copies of windows whose operand XLA holds in VMEM."""
+    if not held.intersection((*step.next_in_windows, *step.prev_out_windows)):
+        return step
+    ins = tuple(n for n in step.next_in_windows if n not in held)
+    outs = tuple(n for n in step.prev_out_windows if n not in held)
+    kept_in = (call.windows[n] for n in step.next_in_windows if n in held)
+    kept_out = (call.windows[n] for n in step.prev_out_windows if n in held)
+    return replace(
+        step,
+        next_in_windows=ins,
+        next_in_copies=len(ins),
+        next_in_bytes=max(0, step.next_in_bytes - round(math.fsum(map(_copy_bytes, kept_in)))),
+        prev_out_windows=outs,
+        prev_out_copies=len(outs),
+        prev_out_bytes=max(0, step.prev_out_bytes - round(math.fsum(map(_copy_bytes, kept_out)))),
+    )
+
+
+def copy_seconds(call: PallasCall, step: StepClass, device: Device) -> float:
     """Seconds a step's copies need: all bytes at the HBM's rate, or the slowest single copy.
 
     Where the device's `dma_bytes_per_s` is known, a copy takes latency + bytes / rate however idle
     the HBM is. An input copy has the steps its window has buffers ahead; an output copy has until
     the next one of its window.
     """
-    ins = [call.windows[n] for n in step.next_in_windows if n not in held]
-    outs = [call.windows[n] for n in step.prev_out_windows if n not in held]
-    kept = [call.windows[n] for n in (*step.next_in_windows, *step.prev_out_windows) if n in held]
-    moved = step.next_in_bytes + step.prev_out_bytes - sum(map(_copy_bytes, kept))
-    slowest = max(0.0, moved) / device.copy_bytes_per_s * call.parallel_splits
+    moved_bytes = step.next_in_bytes + step.prev_out_bytes
+    slowest = moved_bytes / device.copy_bytes_per_s * call.parallel_splits
     if device.dma_bytes_per_s is None:
         return slowest
-    for window in ins:
+    for window in (call.windows[n] for n in step.next_in_windows):
         slowest = max(slowest, _alone(window, device) / max(1, window.buffers - 1))
-    for window in outs:
+    for window in (call.windows[n] for n in step.prev_out_windows):
         slowest = max(slowest, _alone(window, device) * window.copies / call.grid_steps)
     return slowest
 
@@ -148,10 +199,16 @@ def _copy_bytes(window: Window) -> float:
     return window.bytes_moved / window.copies if window.copies else 0.0
 
 
-def _edge_bytes(call: PallasCall, held: frozenset[int]) -> float:
-    """HBM bytes before the first step and after the last."""
-    kept = math.fsum(_copy_bytes(call.windows[n]) for n in held)
-    return max(0.0, call.fill_bytes + call.drain_bytes - kept)
+def edge_seconds(
+    call: PallasCall, device: Device, held: frozenset[int] = frozenset()
+) -> tuple[float, float]:
+    """Seconds of the copies in before the first step, and of those out after the last."""
+    kept = {"input": 0.0, "output": 0.0}
+    for window in (call.windows[n] for n in held):
+        kept[window.role] += _copy_bytes(window)
+    fill = max(0.0, call.fill_bytes - kept["input"])
+    drain = max(0.0, call.drain_bytes - kept["output"])
+    return fill / device.copy_bytes_per_s, drain / device.copy_bytes_per_s
 
 
 def skipped(call: PallasCall, step: StepClass) -> bool:

@@ -1,6 +1,7 @@
 """What a user's kernel does wrong is one clear line with the right status; right, it is costed."""
 
 import dataclasses
+import sys
 
 import contract_kernels
 import pytest
@@ -134,3 +135,19 @@ def test_scratch_beyond_vmem_is_rejected_for_that_by_the_model_or_by_the_compile
     assert (fresh.status, fresh.evidence) == ("oom", "compiled")
     assert fresh.reason.startswith("VMEM: ")
     assert found['{"carried": true, "scratch_mib": 1}'].status == "ok"
+
+
+def test_a_module_beside_a_config_is_not_mistaken_for_another_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    text = "from contract_kernels import KEEPS as KERNEL\n"
+    for folder in ("one", "two"):
+        tmp_path.joinpath(folder).mkdir()
+        tmp_path.joinpath(folder, "twin_kernels.py").write_text(text, encoding="utf-8")
+    tmp_path.joinpath("two", "colorsys.py").write_text(text, encoding="utf-8")
+    one, two = (str(tmp_path / folder) for folder in ("one", "two"))
+    assert base.load("twin_kernels:KERNEL", beside=one).name == "twin_kernels:KERNEL"
+    with pytest.raises(InputError, match=r"two/twin_kernels.py is hidden by .*one/twin_kernels.py"):
+        base.load("twin_kernels:KERNEL", beside=two)
+    with pytest.raises(InputError, match=r"two/colorsys.py is hidden by .*; rename one of them"):
+        base.load("colorsys:KERNEL", beside=two)
+    monkeypatch.delitem(sys.modules, "twin_kernels")

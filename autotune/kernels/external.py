@@ -37,6 +37,7 @@ def load(name: str, beside: str | None = None) -> Kernel:
             path=("kernel",),
         )
     module = _imported(name, module_name, beside)
+    _check_not_hidden(name, module, beside)
     kernel = getattr(module, attribute, None)
     if isinstance(kernel, Kernel):
         return dataclasses.replace(kernel, name=name)
@@ -73,6 +74,24 @@ def _imported(name: str, module_name: str, beside: str | None) -> ModuleType:
         raise KernelError(
             f"kernel {name!r}: importing {module_name} raised {type(error).__name__}: {text}"
         ) from error
+
+
+def _check_not_hidden(name: str, module: ModuleType, beside: str | None) -> None:
+    """Raises InputError where the module beside the config is not the one that was imported.
+
+    Another config's folder, or an installed package, has one of the same name. The current folder
+    comes first, as documented.
+    """
+    found = getattr(module, "__file__", None)
+    if beside is None or found is None or Path(found).is_relative_to(os.getcwd()):
+        return
+    stem = Path(beside, *module.__name__.split("."))
+    for meant in (stem.with_suffix(".py"), stem / "__init__.py"):
+        if meant.is_file() and not meant.samefile(found):
+            raise InputError(
+                f"kernel {name!r}: {meant} is hidden by {found}; rename one of them",
+                path=("kernel",),
+            )
 
 
 @contextlib.contextmanager

@@ -15,6 +15,9 @@ REGISTERS_BYTES = 64 * 8 * 128 * 4
 STREAMED_DEPTH = 512
 """A contraction below this goes through the matrix unit in one pass, and nothing is kept."""
 
+HELD_WHOLE = (2**20, 8 * 2**20)
+"""Sizes of a held tile, measured, of which next to nothing stays in registers."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
@@ -38,17 +41,19 @@ def temporaries_bytes(body: Any) -> int:
     The rule, for a result of T bytes (attention's score tile):
 
     * its own reduction goes back into it before the second dot (online softmax), or another
-      whole dot result meets it (dS = P · (dP - di) of a backward pass): T / 2 less the registers;
+      whole dot result meets it (dS = P · (dP - di) of a backward pass): 0.7 T from 1 MiB (of 8 at
+      most), else T / 2 less the registers;
     * it only streams through (a constant in place of the maximum) and the second dot contracts at
       least 512 of it: T / 2 less three times the registers;
     * anything else (a matmul adding into its accumulator, a sum of exponentials): nothing.
 
-    Measured as "size needed - windows - scratch" by the compiler's own refusals with 0.25 - 8 MiB
-    tiles on v5e, v6e and tpu7x, jax 0.10.2 and 0.12.0.1: online softmax needs 0.58 - 2.9 T, a
-    backward step nothing at 256 KiB and 0.75 - 2.0 T above, the streaming form nothing up to 1 MiB
-    or where 128 or 256 are contracted, and 0.23 - 0.95 T otherwise. A matmul's accumulation needed
-    0 - 2 T, by no rule that could be trusted. `tests/test_allocations.py` repeats it in small. Of
-    a batched dot T is one member's: the compiler may work through the batch.
+    Measured on 57 compiled kernels of JAX and of this package and on 40 bare ones, T of 0.25 to 8
+    MiB, on v5e, v6e and tpu7x, jax 0.10.2, some on 0.12.0.1. From 1 MiB online softmax spills 0.78
+    (tpu7x), 0.92 (v6e), 0.94 T (v5e) and more, a backward step 0.84 T and more; below, 0.08 MiB of
+    a tile of 0.25; 0.74 T of one of 16 MiB. The streaming form spills nothing up to 1 MiB or where
+    128 or 256 are contracted, and 0.23 - 0.95 T otherwise. A matmul's accumulation needed 0 - 2 T,
+    by no rule that could be trusted. `tests/test_allocations.py` repeats it in small. Of a batched
+    dot T is one member's: the compiler may work through the batch.
     """
     sizes = [0]
     _walk(open_jaxpr(body)[0], [{} for _ in open_jaxpr(body)[0].invars], sizes)
@@ -112,5 +117,10 @@ def _needed(operand: _Origins, depth: int) -> int:
     held = len(tiles) > 1 or any(tile.reduced for tile in tiles)
     if not held and depth < STREAMED_DEPTH:
         return 0
-    registers = REGISTERS_BYTES if held else 3 * REGISTERS_BYTES
-    return max((tile.size // 2 - registers for tile in tiles), default=0)
+    return max((_least(tile.size, held) for tile in tiles), default=0)
+
+
+def _least(size: int, held: bool) -> int:
+    half = max(0, size // 2 - (REGISTERS_BYTES if held else 3 * REGISTERS_BYTES))
+    low, high = HELD_WHOLE
+    return max(half, min(size, high) * 7 // 10) if held and size >= low else half

@@ -6,7 +6,6 @@ sweep loses nothing; the schema is always explicit, so that a column of nulls ke
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections import Counter
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from autotune.errors import DamagedFileError, InputError
-from autotune.row import EVIDENCE, SCHEMA, STATUSES, Row
+from autotune.row import EVIDENCE, SCHEMA, STATUSES, Row, checked
 
 SCHEMA_VERSION = "1"
 _CONVENTION = b"flop_convention"
@@ -167,7 +166,7 @@ def read(path: Path) -> Board:
         cast = table.select(known).cast(pa.schema([SCHEMA.field(n) for n in known]))
         return Board(
             path=path,
-            rows=tuple(_checked(Row(**record)) for record in cast.to_pylist()),
+            rows=tuple(checked(Row(**record)) for record in cast.to_pylist()),
             flop_convention=convention.decode() if convention else None,
         )
     except (ValueError, TypeError, pa.ArrowException) as error:
@@ -244,22 +243,6 @@ def _write(board: Board) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(board.path)
-
-
-def _checked(row: Row) -> Row:
-    """`row`, or ValueError for what no sweep writes."""
-    for name in ("problem_key", "kernel", "device", "problem", "config"):
-        if not isinstance(getattr(row, name), str):
-            raise ValueError(f"a row lacks {name}")
-    for name in ("problem", "config", "scopes"):
-        text = getattr(row, name)
-        if text is not None and not isinstance(json.loads(text), dict):
-            raise ValueError(f"{name} is not a JSON object: {text[:40]}")
-    for name in ("latency_ms", "latency_model_ms", "latency_compiled_ms", "latency_measured_ms"):
-        value = getattr(row, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name} is {value}")
-    return row
 
 
 def _first_line(error: BaseException) -> str:

@@ -74,7 +74,9 @@ def figure(fig: go.Figure, *, height: int = 340, label: str) -> str:
         height=height, margin={"l": 60, "r": 20, "t": 34, "b": 50}, colorway=COLOURS,
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13},
-        legend={"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
+        # At the figure's foot, whatever its height: below the axis it would cover the title of a
+        # narrow one, whose entries take several lines.
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
     )  # fmt: skip
     fig.update_xaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
     fig.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, automargin=True)
@@ -123,6 +125,7 @@ a { color: inherit; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; } td.number { text-align: right; white-space: nowrap; }
+td:last-child:not(.number) { min-width: min(26rem, 75vw); }
 th button { all: unset; cursor: pointer; font-weight: 600; white-space: nowrap; }
 th button:focus-visible { outline: 2px solid #3b7dd8; }
 th[aria-sort=ascending] button::after { content: " ▲"; font-size: .7em; }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -111,6 +114,61 @@ def _within(row: Row, other: Row) -> bool:
     if low is None or high is None or latency is None:
         return False
     return low <= latency <= high
+
+
+def checked(row: Row) -> Row:
+    """`row` as it was read, or ValueError for what no sweep writes and no reader could use."""
+    for name in ("problem_key", "kernel", "device", "problem", "config"):
+        if not getattr(row, name):
+            raise ValueError(f"a row lacks {name}")
+    problem = _object(row, "problem")
+    shape, options = problem.get("shape"), problem.get("options") or {}
+    if not isinstance(shape, dict) or not isinstance(options, dict):
+        raise ValueError(f"problem has no shape, or odd options: {row.problem[:40]}")
+    for axis, size in shape.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"problem has {axis} = {str(size)[:40]}")
+    for name, value in _object(row, "config").items():
+        if isinstance(value, dict | list):
+            raise ValueError(f"config has no plain value at {name}")
+    if not all(isinstance(scope, dict) for scope in _object(row, "scopes").values()):
+        raise ValueError("scopes is not an object of objects")
+    if not all(type(size) is int and size >= 0 for size in _object(row, "vmem").values()):
+        raise ValueError("vmem is not an object of bytes")
+    _object(row, "measurement")
+    _check_numbers(row)
+    return row
+
+
+def _check_numbers(row: Row) -> None:
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{field.name} is {value}")
+        if isinstance(value, float) and not 0 <= value < math.inf:
+            raise ValueError(f"{field.name} is {value}")
+        if value == 0 and field.name.startswith("latency"):
+            raise ValueError(f"{field.name} is {value}")
+    if not all(time is not None and 0 < time < math.inf for time in row.samples_ms or ()):
+        raise ValueError("samples_ms has what is no time")
+    if (row.is_best or row.rank is not None) and (row.status != "ok" or row.latency_ms is None):
+        raise ValueError(f"a row of status {row.status} and latency {row.latency_ms} is ranked")
+
+
+def _object(row: Row, name: str) -> dict[str, Any]:
+    """The JSON object in a column; {} for null. NaN and infinities are no JSON."""
+
+    def refuse(word: str) -> NoReturn:
+        raise ValueError(f"{name} has {word} in it")
+
+    text = getattr(row, name)
+    try:
+        value = {} if text is None else json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a JSON object: {text[:40]}")
+    return value
 
 
 _TYPES = {

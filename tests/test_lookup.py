@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from boards import problem, row, store, store_matmul
 from test_cli import call
@@ -339,6 +341,17 @@ def test_a_damaged_file_is_named_and_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut short")
     (tmp_path / ".x.parquet").write_bytes(b"unfinished")
     with pytest.warns(UserWarning, match=r"skipped .*cut\.parquet: not a readable leaderboard"):
+        assert best_config("matmul", SHAPE, device="v6e", results=tmp_path)["bm"] == 512
+
+
+def test_content_that_no_sweep_writes_is_a_damaged_file_here_too(tmp_path: Path) -> None:
+    store_matmul(tmp_path, **SHAPE)
+    path = store_matmul(tmp_path, 8, 8, 8).path
+    table = pq.read_table(path, partitioning=None)
+    place = table.column_names.index("config")
+    lists = pa.array(["[1]"] * table.num_rows, type=table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), lists), path)
+    with pytest.warns(UserWarning, match="config is not a JSON object"):
         assert best_config("matmul", SHAPE, device="v6e", results=tmp_path)["bm"] == 512
 
 

@@ -43,6 +43,40 @@ def test_a_row_says_blocks_latency_with_evidence_mfu_vmem_spills_and_gain() -> N
     assert "FLOPs: 2·m·k·n" in shown
 
 
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms", "said"),
+    [(0.9, 1.25, "±25%"), (0.5, 1.1, "±50%"), (0.996, 1.004, "±0.4%"), (None, None, "")],
+)
+def test_a_latency_stands_with_its_band(
+    low_ms: float | None, high_ms: float | None, said: str
+) -> None:
+    banded = compiled(512, 1.0, latency_low_ms=low_ms, latency_high_ms=high_ms)
+    assert f"| {' '.join(filter(None, ('1.000 ms', said, 'compiled')))} |" in text(board(banded))
+
+
+def test_a_default_that_was_not_timed_says_what_tuning_is_predicted_to_win() -> None:
+    best = compiled(512, 1.0, evidence="measured", latency_measured_ms=1.1, samples_ms=[1.1])
+    shown = text(board(best, compiled(128, 4.0, is_default=True)))
+    assert (
+        "default bm=128: not timed; 4.000 ms compiled, 4.00x the best's 1.000 ms compiled" in shown
+    )
+    untraced = row({"bm": 128}, latency_model_ms=4.0, is_default=True)
+    assert "default bm=128: not timed; 4.000 ms model  \n" in text(board(best, untraced))
+
+
+def test_problems_of_one_shape_do_not_look_alike() -> None:
+    def headed(options: dict[str, object], dtype: str = "bfloat16") -> str:
+        problem = json.dumps({"shape": {"m": 8}, "options": options, "dtype": dtype})
+        return table.title(board(compiled(1, 1.0, problem=problem)))
+
+    assert headed({"grad": False, "epilogue": "none", "mask": {"full": {}}}).endswith("(m=8)")
+    assert headed({"grad": True}).endswith("(m=8; grad=true)")
+    assert headed({}, "float32").endswith("(m=8; float32)")
+    long = headed({"mask": {"documents": {"lengths": [1000] * 50}}})
+    assert len(long) < 120
+    assert long.endswith("…)")
+
+
 def test_the_default_is_shown_wherever_it_ranks() -> None:
     rows = [compiled(n, float(n)) for n in range(1, 10)] + [compiled(99, 99.0, is_default=True)]
     shown = text(board(*rows), top=2)

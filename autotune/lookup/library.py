@@ -19,15 +19,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from autotune.errors import InputError
-from autotune.row import EVIDENCE, SCHEMA, Row
+from autotune.row import EVIDENCE, SCHEMA, Row, checked
 
 VARIABLE = "AUTOTUNE_RESULTS"
 PACKAGE = "package:"
 DEFAULT = "results"
 _COLUMNS = (
     "problem_key", "problem_name", "kernel", "device", "problem", "config", "status", "evidence",
-    "is_best", "latency_ms", "timer", "mfu", "jax_version", "libtpu_version", "kernel_fingerprint",
-    "created_at",
+    "is_best", "rank", "latency_ms", "timer", "mfu", "jax_version", "libtpu_version",
+    "kernel_fingerprint", "created_at",
 )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def _best_of(file: Traversable) -> Stored | None:
         return None
     best = table.select(columns).slice(marks.index(True), 1)
     (record,) = best.cast(pa.schema([SCHEMA.field(n) for n in columns])).to_pylist()
-    row = Row(**record)
+    row = checked(Row(**record))
     problem = json.loads(row.problem)
     if row.status != "ok":
         return None

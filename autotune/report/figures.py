@@ -203,16 +203,34 @@ def _peak(board: Board, device: Device) -> float:
     return device.peak_ops_per_s["bfloat16"]
 
 
+LARGEST = 7
+"""Allocations that are drawn each in a colour of its own; the rest of a bar is one."""
+
+
 def vmem(board: Board) -> go.Figure | None:
-    """The winner's VMEM by allocation, under its limit."""
+    """The winner's VMEM by allocation, under its limit: a bar a kernel, since they run in turn."""
     best = board.best
     if best is None or not best.vmem:
         return None
+    bars: dict[str, dict[str, int]] = {}
+    for name, size in json.loads(best.vmem).items():
+        call, _, allocation = name.rpartition("/")
+        bars.setdefault(call, {})[allocation] = size
+    largest: dict[str, int] = {}
+    for bar in bars.values():
+        for name, size in bar.items():
+            largest[name] = max(size, largest.get(name, 0))
+    shown = sorted(largest, key=lambda name: -largest[name])[:LARGEST]
     fig = go.Figure()
-    for name, size in sorted(json.loads(best.vmem).items(), key=lambda item: -item[1]):
+    for name in [*shown, *(["others"] if len(largest) > len(shown) else [])]:
+        sizes = [
+            bar.get(name, 0) if name != "others"
+            else sum(size for other, size in bar.items() if other not in shown)
+            for bar in bars.values()
+        ]  # fmt: skip
         fig.add_bar(
-            y=["winner"], x=[size / MIB], name=name, orientation="h",
-            hovertemplate=f"{name}: %{{x:.2f}} MiB<extra></extra>",
+            y=list(bars), x=[size / MIB for size in sizes], name=name, orientation="h",
+            hovertemplate="%{y} %{fullData.name}: %{x:.2f} MiB<extra></extra>",
         )  # fmt: skip
     if best.vmem_limit_bytes:
         fig.add_vline(
@@ -221,7 +239,7 @@ def vmem(board: Board) -> go.Figure | None:
         )  # fmt: skip
     fig.update_layout(barmode="stack")
     fig.update_xaxes(title="MiB a TensorCore")
-    fig.update_yaxes(showticklabels=False)
+    fig.update_yaxes(showticklabels=len(bars) > 1, type="category", autorange="reversed")
     return fig
 
 

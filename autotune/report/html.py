@@ -13,7 +13,6 @@ from autotune.leaderboard import Board
 from autotune.page import Cell, Section
 from autotune.report import figures, table
 from autotune.report.pairs import backward_pairs
-from autotune.report.units import milliseconds
 from autotune.row import Row
 
 MIB = 2**20
@@ -21,10 +20,11 @@ SHOWN = 50
 """Ranked rows of a problem on the page, unless asked for otherwise."""
 Rows = list[list[Cell | str]]
 
+FIGURES = ("latency", "evidence", "vs default", "MFU", "TFLOP/s", "VMEM MiB", "spills")
 OVERVIEW = (
-    "problem", "kernel", "device", "winner", "latency", "evidence", "vs default", "MFU", "TFLOP/s",
-    "VMEM MiB", "spills", "tried", "pruned", "rejected", "failed",
+    "problem", "kernel", "device", *FIGURES, "ranked", "pruned", "rejected", "failed", "winner",
 )  # fmt: skip
+"""The blocks come last: many of them must not push the figures out of sight."""
 
 
 def write(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
@@ -57,9 +57,9 @@ def _overview(boards: Sequence[Board]) -> Rows:
         ]
         head: list[Cell | str] = [board.title, first.kernel, first.device]
         if best is None:
-            rows.append([*head, "none survived", *["–"] * 7, *ended])
+            rows.append([*head, *["–"] * len(FIGURES), *ended, "none survived"])
         else:
-            rows.append([*head, table.blocks(best.config), *_figures(best, board), *ended])
+            rows.append([*head, *_figures(best, board), *ended, table.blocks(best.config)])
     return rows
 
 
@@ -69,7 +69,7 @@ def _figures(row: Row, board: Board) -> list[Cell | str]:
     spills = None if row.spill_stores is None else (row.spill_loads or 0) + row.spill_stores
     return [
         Cell(text="–") if row.latency_ms is None
-        else Cell(text=_banded(row), order=row.latency_ms),
+        else Cell(text=table.banded(row), order=row.latency_ms),
         row.evidence,
         _amount(gain, ".2f", "×"),
         _amount(row.mfu, ".1%"),
@@ -79,26 +79,18 @@ def _figures(row: Row, board: Board) -> list[Cell | str]:
     ]  # fmt: skip
 
 
-def _banded(row: Row) -> str:
-    assert row.latency_ms is not None
-    if row.latency_low_ms is None or row.latency_high_ms is None:
-        return milliseconds(row.latency_ms)
-    band = max(row.latency_high_ms / row.latency_ms - 1, 1 - row.latency_low_ms / row.latency_ms)
-    return f"{milliseconds(row.latency_ms)} ±{band:.0%}"
-
-
 def _problem(board: Board, top: int) -> str:
     lines = "".join(page.paragraph(line) for line in table.caption(board))
     drawn = "".join(
         page.figure(fig, label=label) for label, fig in _drawn(board) if fig is not None
     )
     ranked = [r for r in board.rows if r.rank is not None and (r.rank <= top or r.is_default)]
-    header = ("rank", "blocks", *OVERVIEW[4:11])
+    header = ("rank", *FIGURES, "blocks")
     body: Rows = [
         [
             Cell(text=f"{r.rank}{' (default)' if r.is_default else ''}", order=float(r.rank or 0)),
-            table.blocks(r.config),
             *_figures(r, board),
+            table.blocks(r.config),
         ]
         for r in ranked
     ]

@@ -202,13 +202,16 @@ class Judge:
             row, mfu=mfu, effective_tflops=tflops, latency_low_ms=low_ms, latency_high_ms=high_ms
         )
 
-    def _band(self, row: Row, latency_ms: float) -> tuple[float, float]:
+    def _band(self, row: Row, latency_ms: float) -> tuple[float | None, float | None]:
         """Milliseconds that the true latency lies between, 9 times of 10.
 
-        Of samples their own 5 % and 95 % quantiles; of a prediction the calibration's residuals.
+        Of samples their own 5 % and 95 % quantiles, and none of a single one, which says nothing of
+        its noise; of a prediction the calibration's residuals.
         """
         if row.latency_measured_ms is not None:
-            samples = sorted(row.samples_ms or [latency_ms])
+            samples = sorted(row.samples_ms or ())
+            if len(samples) < 2:
+                return None, None
             last = len(samples) - 1
             return samples[round(0.05 * last)], samples[round(0.95 * last)]
         evidence = "compiled" if row.latency_compiled_ms is not None else "model"

@@ -1,11 +1,12 @@
 """How well predictions hold on silicon: the table of the README, from measured CSVs.
 
-    python benchmarks/schedule_vs_silicon.py DATA_DIR [--jobs 1]
+    python benchmarks/schedule_vs_silicon.py DATA_DIR [--jobs 1] [--shipped]
 
 DATA_DIR holds `silicon_v6e_splash.csv`, `ironwood_published.csv` and, where Tokamax is installed,
-`silicon_tokamax_splash.csv`; a file that is missing is left out. On v6e the constants are fitted to
-every third of the forward rows with default layouts, on tpu7x to the published rows; every other
-row is predicted by constants it was not fitted to. Nothing here needs a TPU.
+`silicon_tokamax_splash.csv`; a file that is missing is left out. On v6e the constants are fitted,
+from none, to every third of the forward rows with default layouts; every other row of v6e is
+predicted by constants it was not fitted to. tpu7x has the shipped ones. `--shipped` fits to all
+rows instead and prints what `autotune/device.py` ships. Nothing here needs a TPU.
 """
 
 from __future__ import annotations
@@ -17,16 +18,24 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from autotune import device as devices
 from autotune import versions
 from autotune.calibration import data
-from autotune.calibration.merit import Merit, merit
+from autotune.calibration import fit as fitting
+from autotune.calibration.evidence_of import gather
+from autotune.calibration.merit import Merit, bands, merit
 from autotune.calibration.run import Prediction, calibrate
+from autotune.constants import Calibration
 from autotune.progress import Quiet
 from autotune.search.prune import Stages
 
 V6E, IRONWOOD, TOKAMAX = (
     "silicon_v6e_splash.csv", "ironwood_published.csv", "silicon_tokamax_splash.csv",
 )  # fmt: skip
+NONE = Calibration(device="v6e", constants=dict.fromkeys(fitting.FITTED, 0.0))
+"""What the fit on v6e starts from, so that nothing shipped leaks into it."""
+SHIPPED = {"v6e": fitting.FITTED, "tpu7x": ("issued_step_s",)}
+"""Constants of a device that are fitted to all rows; tpu7x's others have sources of their own."""
 PLAIN = ("q_layout", "k_layout", "v_layout")
 
 
@@ -35,8 +44,7 @@ def rows_of(folder: Path) -> list[data.Measured]:
     rows: list[data.Measured] = []
     for name in (V6E, IRONWOOD, TOKAMAX):
         if (folder / name).exists():
-            part = data.FIT if name == IRONWOOD else data.EVALUATE
-            rows += data.read([folder / name], part)
+            rows += data.read([folder / name], data.EVALUATE)
     forward = [n for n, row in enumerate(rows) if V6E in row.where and _plain_forward(row)]
     for n in forward[::3]:
         rows[n] = replace(rows[n], part=data.FIT)
@@ -97,14 +105,29 @@ def _figures(m: Merit) -> str:
     )  # fmt: skip
 
 
+def shipped(rows: Sequence[data.Measured], stages: Stages) -> None:
+    """Prints constants and bands by all forward rows of a device, as JSON."""
+    wanted = [row for row in rows if row.problem["options"].get("pass") is None]
+    known = [e for e in gather(wanted, stages) if e.device is not None]
+    for name, fitted in SHIPPED.items():
+        own = [e for e in known if e.measured.device == name]
+        if own and (found := fitting.fit(own, devices.get(name), fitted)):
+            print(json.dumps({name: {"rows": found.rows, "constants": found.constants,
+                                     "compiled": bands(found.residuals)}}))  # fmt: skip
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("data", type=Path, help="folder of the measured CSVs")
     options.add_argument("--jobs", type=int, default=None)
+    options.add_argument("--shipped", action="store_true")
     chosen = options.parse_args()
     with Stages.open(
-        jobs=chosen.jobs, timeout_s=1800, fresh=False, progress=Quiet(), calibrations={}
+        jobs=chosen.jobs, timeout_s=1800, fresh=False, progress=Quiet(), calibrations={"v6e": NONE}
     ) as stages:
+        if chosen.shipped:
+            shipped(rows_of(chosen.data), stages)
+            return
         result = calibrate(rows_of(chosen.data), stages)
     here = versions.installed()
     print(f"{datetime.now(UTC).date()}, jax {here['jax']}, libtpu {here['libtpu']}\n")

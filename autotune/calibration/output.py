@@ -9,9 +9,9 @@ from typing import IO, Any
 
 from autotune import versions
 from autotune.calibration.merit import Merit
-from autotune.calibration.run import DeviceResult, Prediction, Result, described
+from autotune.calibration.run import DeviceResult, Prediction, Result
+from autotune.constants import constant_lines, described
 
-UNITS = {"_hz": (1e-9, "GHz"), "bytes_per_s": (1e-12, "TB/s"), "_s": (1e6, "µs")}
 PARTS = {"fit": "rows fitted to", "evaluate": "rows not fitted to"}
 
 
@@ -75,8 +75,8 @@ def write_table(result: Result, written: Path | None, file: IO[str]) -> None:
 def _write_device(result: DeviceResult, file: IO[str]) -> None:
     device = result.device
     print(device.name, file=file)
-    for name, (value, source) in described(device).items():
-        print(f"  {name:<18} {_shown(name, value):>12}  {source}", file=file)
+    for line in constant_lines(device):
+        print(line, file=file)
     print(f"\n  {'':28} rows   tau  regret  of three  median    p90  worst   bias", file=file)
     for part, by in result.merits.items():
         for evidence, merit in by.items():
@@ -92,13 +92,6 @@ def _write_device(result: DeviceResult, file: IO[str]) -> None:
             file=file,
         )
     print(file=file)
-
-
-def _shown(name: str, value: float) -> str:
-    for ending, (scale, unit) in UNITS.items():
-        if name.endswith(ending):
-            return f"{value * scale:.4g} {unit}"
-    return f"{value:.4g}"
 
 
 def _figures(merit: Merit) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from autotune import constants, versions
+from autotune import versions
 from autotune.calibration import fit as fitting
 from autotune.calibration.data import EVALUATE, FIT, Measured
 from autotune.calibration.evidence_of import Evidence, gather
@@ -163,14 +163,3 @@ def _prediction(row: Evidence, device: Device | None) -> Prediction:
         measured=row.measured, predicted_ms=predicted, model_ms=model, evidence=evidence,
         low_ms=predicted / (1 + width), high_ms=predicted * (1 + width),
     )  # fmt: skip
-
-
-def described(device: Device) -> dict[str, tuple[float, str]]:
-    """Constant -> (value, source) of everything a prediction for the device rests on."""
-    clock = ("clock_hz", device.clock_hz, "bf16 peak over the matrix units' size")
-    told = {clock[0]: (clock[1], clock[2])}
-    for name in constants.BOUNDS:
-        value = getattr(device, name)
-        if value is not None:
-            told[name] = (value, device.sources.get(name, "not fitted for this chip"))
-    return told

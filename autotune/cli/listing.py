@@ -25,10 +25,13 @@ def kernels() -> None:
 
 @app.command(epilog="Example: autotune devices")
 def devices() -> None:
-    """List the devices: peaks per JAX device, VMEM per core, overheads and their sources."""
+    """List the devices: peaks per JAX device, VMEM per core, the constants that predictions rest on
+    and their sources. A calibration file's take the place of those shipped."""
+    from autotune import constants
     from autotune.device import DEVICES, MIB
 
-    for d in DEVICES.values():
+    known = constants.load()
+    for d in (constants.calibrated(device, known) for device in DEVICES.values()):
         peaks = ", ".join(f"{k} {v / 1e12:.0f}" for k, v in d.peak_ops_per_s.items())
         print(f"{d.name}  ({d.kind!r}, {d.cores} TensorCore{'s' * (d.cores > 1)} a JAX device)")
         print(f"  peak TFLOP/s  {peaks}\n  HBM           {d.hbm_bytes / 1e9:.1f} GB, ", end="")
@@ -37,4 +40,5 @@ def devices() -> None:
             end="",
         )
         print(f"{d.scoped_vmem_bytes // MIB} MiB unless raised")
-        print(f"  grid step     {d.step_overhead_s * 1e6:.1f} µs ({d.overhead_source})")
+        for line in constants.constant_lines(d):
+            print(line)

@@ -169,7 +169,7 @@ def read(path: Path) -> Board:
             rows=tuple(checked(Row(**record)) for record in cast.to_pylist()),
             flop_convention=convention.decode() if convention else None,
         )
-    except (ValueError, TypeError, pa.ArrowException) as error:
+    except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
         raise DamagedFileError(f"{path}: not a leaderboard ({_first_line(error)})") from None
 
 

@@ -317,6 +317,21 @@ def test_a_seat_is_used_again(shared: Storage) -> None:
             assert fleet._seat == "host 0001"
 
 
+@pytest.mark.parametrize("content", [b"a note without an end", b"two\nlines", b"\0" * 100])
+def test_a_file_that_is_no_journal_is_refused_as_it_is(tmp_path: Path, content: bytes) -> None:
+    note = tmp_path / "note"
+    note.write_bytes(content)
+    with pytest.raises(InputError, match=r"journal .*note cannot be used: it is no journal"):
+        storage.opened(f"journal://{note}")
+    assert note.read_bytes() == content
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder nobody can write to")
+def test_a_folder_in_which_no_lock_can_be_made_is_one_line_and_no_wait() -> None:
+    with pytest.raises(InputError, match=r"cannot be used: .*/proc/\.x\.lock"):
+        storage.opened("journal:///proc/x")
+
+
 def test_a_line_torn_by_a_kill_does_not_spoil_a_journal(tmp_path: Path) -> None:
     url = f"journal://{tmp_path}/studies"
     with closing(storage.opened(url)) as opened, joined(opened):
@@ -338,6 +353,8 @@ def test_a_line_torn_by_a_kill_does_not_spoil_a_journal(tmp_path: Path) -> None:
         ("journal://", "--storage journal://… is not allowed; postgresql://"),
         ("sqlite:////no/such/folder/x.db", "is not allowed; /no/such/folder does not exist"),
         ("journal:///tmp", "is not allowed; is a directory"),
+        ("sqlite:///:memory:", "is not allowed; a file, without ?options"),
+        ("sqlite:////tmp/x.db?mode=ro", "is not allowed; a file, without ?options"),
     ],
 )
 def test_a_url_of_no_storage_is_one_line(url: str, message: str) -> None:
@@ -351,6 +368,13 @@ def test_without_psycopg_the_message_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'pallas-autotune\[fleet\]'"):
         storage.check("postgresql://user:secret@host/db")
+
+
+def test_a_port_that_is_no_number_is_one_line_without_the_password() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(InputError, match=r"^--storage postgresql://… is not allowed") as raised:
+        storage.opened("postgresql://me:secret@host:port/db")
+    assert "secret" not in str(raised.value)
 
 
 def test_a_server_that_does_not_answer_is_one_line_without_the_password() -> None:

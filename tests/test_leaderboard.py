@@ -258,6 +258,7 @@ def test_equal_latencies_rank_the_config_that_leaves_more_to_the_kernel_first() 
         ("samples_ms", [None], "samples_ms has what is no time"),
         ("mfu", float("inf"), "mfu is inf"),
         ("flops", -1, "flops is -1"),
+        ("created_at", -(2**60), "date value out of range"),
         ("latency_ms", None, "latency None is ranked"),
     ],
 )
@@ -268,7 +269,9 @@ def test_content_that_no_sweep_writes_is_a_damaged_file(
     merge(path, [row(evidence="compiled", latency_compiled_ms=1.0)])
     table = pq.read_table(path)
     place = table.column_names.index(column)
-    changed = pa.array([value], type=table.schema.field(place).type)
+    whole = isinstance(value, int)  # a time may be a number that pyarrow makes none of itself
+    changed = pa.array([value], type=pa.int64() if whole else None)
+    changed = changed.cast(table.schema.field(place).type)
     pq.write_table(table.set_column(place, table.schema.field(place), changed), path)
     with pytest.raises(DamagedFileError, match=told):
         leaderboard.read(path)

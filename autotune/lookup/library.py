@@ -31,6 +31,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, OverflowError, pa.ArrowException)
+
+
 class StaleResultsWarning(UserWarning):
     """A config was made with another release of jax or libtpu than the one here."""
 
@@ -117,7 +120,7 @@ def _read(source: str) -> Library:
     for file in _files(source):
         try:
             best = _best_of(file)
-        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        except _UNREADABLE as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             damaged.append(f"skipped {file}: not a readable leaderboard ({reason})")
             continue

@@ -104,7 +104,7 @@ def _log(latency_ms: float | None) -> float | None:
 
 def _ticks(latencies_ms: Iterable[float]) -> dict[str, Any]:
     ends = sorted(latencies_ms)
-    marks = [ends[0], math.sqrt(ends[0] * ends[-1]), ends[-1]] if ends else []
+    marks = [ends[0], math.sqrt(ends[0]) * math.sqrt(ends[-1]), ends[-1]] if ends else []
     return {"tickvals": [math.log10(v) for v in marks], "ticktext": [f"{v:.3g} ms" for v in marks]}
 
 

@@ -59,6 +59,8 @@ def check(url: str) -> None:
             )
         return
     assert path is not None
+    if kind == "sqlite" and ("?" in path.name or path.name == ":memory:"):
+        raise InputError(f"--storage {shown(url)} is not allowed; a file, without ?options")
     if not path.parent.is_dir() or path.is_dir():
         fault = "is a directory" if path.is_dir() else f"{path.parent} does not exist"
         raise InputError(f"--storage {shown(url)} is not allowed; {fault}")
@@ -78,9 +80,11 @@ def opened(url: str) -> Storage:
     if kind == "postgresql":
         return _postgresql(url)
     assert path is not None
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    lock_path = path.with_name(f".{path.name}.lock")
+    lock = FileLock(lock_path)
     label = f"{kind} {path}"
     try:
+        lock_path.touch()  # FileLock waits for ever where it cannot make its file
         with faults(label), lock:
             if kind == "journal":
                 return Storage(label=label, backend=_journal(path, lock), exclusive=lambda: lock)
@@ -121,6 +125,9 @@ def _journal(path: Path, lock: FileLock) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        if file.read(2) not in (b"", b"{", b'{"'):  # somebody's file, whose end is not ours to cut
+            raise ValueError("it is no journal")
     own_lock: Any = _JournalLock(path, lock)  # optuna is not imported where it would be its base
     return JournalStorage(JournalFileBackend(str(path), own_lock))
 
@@ -153,7 +160,7 @@ def _postgresql(url: str) -> Storage:
 
     try:
         address = sqlalchemy.make_url(url).set(drivername="postgresql+psycopg")
-    except sqlalchemy.exc.ArgumentError:
+    except (sqlalchemy.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
         raise InputError(f"--storage postgresql://… is not allowed; {ALLOWED}") from None
     label = address.set(drivername="postgresql").render_as_string(hide_password=True)
     patience = {} if "connect_timeout" in address.query else {"connect_timeout": CONNECT_S}

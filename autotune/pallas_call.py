@@ -88,6 +88,8 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
         params["grid_mapping"], params["jaxpr"], params["compiler_params"],
     )  # fmt: skip
     name = params.get("name") or body.debug_info.func_name
+    if params.get("interpret"):
+        raise KernelError(f"{name} is called with interpret=True: the TPU compiler never sees it")
     dynamic = mapping.num_dynamic_grid_bounds
     grid = _grid(name, mapping.grid, call.operands[:dynamic])
     _check_steps(name, grid)

@@ -4,7 +4,10 @@ import dataclasses
 import sys
 
 import contract_kernels
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from autotune import device as devices
 from autotune.candidate import Candidate
@@ -13,6 +16,7 @@ from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
 from autotune.errors import InputError, KernelError
 from autotune.kernels import base
+from autotune.pallas_call import trace
 from autotune.problem import Problem
 from autotune.search import space
 from autotune.tuning import tune
@@ -151,3 +155,12 @@ def test_a_module_beside_a_config_is_not_mistaken_for_another_of_its_name(tmp_pa
     with pytest.raises(InputError, match=r"two/colorsys.py is hidden by .*; rename one of them"):
         base.load("colorsys:KERNEL", beside=two)
     monkeypatch.delitem(sys.modules, "twin_kernels")
+
+
+def test_a_kernel_left_in_interpret_mode_is_told_so():
+    def build(problem, config):
+        x = jax.ShapeDtypeStruct((512, 256), jnp.float32)
+        return pl.pallas_call(lambda x, o: None, out_shape=x, name="left", interpret=True), (x,)
+
+    with pytest.raises(KernelError, match="left is called with interpret=True: the TPU compiler"):
+        trace(*build(None, {}), devices.get("v6e"))

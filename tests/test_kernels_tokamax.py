@@ -196,6 +196,11 @@ def test_unequal_lengths_are_aligned_top_left_as_tokamax_does():
         ({}, {"attn_logits_soft_cap": -1.0}, "-1.0 is not allowed; a positive number"),
         ({}, {"mask": {"causal": {"offset": -1}}}, "hides every key from 1 of"),
         ({}, {"mask": {"documents": {"lengths": [100]}}}, "lengths sum to 100, not kv_len 384"),
+        (
+            {"q_len": 2**15, "kv_len": 2**15},
+            {"mask": {"documents": {"lengths": [2**15]}}},
+            "documents over 32768 x 32768 pairs; Tokamax takes them as a dense mask",
+        ),
     ],
 )
 def test_an_impossible_problem_is_one_line(shape, options, message):

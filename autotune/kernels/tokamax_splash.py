@@ -56,7 +56,9 @@ def check(problem: Problem) -> None:
             f"{' and '.join(chosen)} exclude each other; at most one of residuals, grad and pass",
             path=("options", chosen[1]),
         )
-    top_left.check(problem, space.mask_of(problem), "Tokamax's splash attention")
+    mask = space.mask_of(problem)
+    top_left.check(problem, mask, "Tokamax's splash attention")
+    tokamax_masks.check_dense(mask, problem.shape["q_len"], problem.shape["kv_len"])
 
 
 def flops(problem: Problem) -> int:

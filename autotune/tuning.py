@@ -36,7 +36,7 @@ def tune(
     *,
     shape: Mapping[str, int] | None = None,
     options: Mapping[str, Any] | None = None,
-    dtype: str | None = None,
+    dtype: Any = None,
     device: str | Sequence[str] | None = None,
     name: str | None = None,
     space: Mapping[str, Any] | None = None,
@@ -63,7 +63,7 @@ def tune(
         arguments of their own instead.
       shape: axis -> size.
       options: the kernel's options; its defaults where left out.
-      dtype: of the operands; bfloat16 unless given.
+      dtype: of the operands, a name or `jnp.float32` and the like; bfloat16 unless given.
       device: name of a chip, or a list of them, whose leaderboards come one below the other; the
         attached TPU unless given.
       name: a label, for tables.
@@ -183,7 +183,7 @@ def _spec(
         device=device,
         shape={axis: _plain(size) for axis, size in parts.get("shape", {}).items()},
         options=parts.get("options"),
-        dtype=parts.get("dtype", "bfloat16"),
+        dtype=_dtype_name(parts.get("dtype", "bfloat16")),
         name=parts.get("name"),
     )
     if space is not None and (not isinstance(space, Mapping) or not space):
@@ -194,6 +194,16 @@ def _spec(
     }
     checked = overrides.checked(kernel, problem, devices.get(device), given)
     return ProblemSpec(problem=problem, space=checked, where="autotune.tune")
+
+
+def _dtype_name(given: Any) -> Any:
+    """`jnp.bfloat16` and the like by their names; what is no dtype as it is."""
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        return np.dtype(given).name
+    except TypeError:
+        return given
 
 
 def _plain(value: Any) -> Any:

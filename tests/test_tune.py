@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import contract_kernels
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -140,6 +141,7 @@ def test_a_kernel_that_cannot_be_sent_is_told_so():
         ("matmul", {"problem": {**MATMUL, "device": []}}, r"device: \[\] is not allowed"),
         ("matmul", {"problem": {**MATMUL, "options": {"causal": True}}}, r"unknown option of"),
         ("matmul", {"problem": {**MATMUL, "dtype": "float99"}}, r"dtype: 'float99' is not"),
+        ("matmul", {"problem": {**MATMUL, "dtype": 5}}, r"dtype: 5 is not allowed"),
         ("matmul", {"space": {"bloc": 1}}, r"unknown tunable of matmul 'bloc'"),
         ("matmul", {"space": {"bm": [12]}}, r"12 is not allowed"),
         ("matmul", {"space": {}}, r"space: \{\} is not allowed"),
@@ -163,7 +165,10 @@ def test_wrong_arguments_are_one_line_and_an_input_error(kernel, arguments, mess
 def test_numpy_s_numbers_are_taken_as_python_s():
     shape = dict(zip("mkn", np.array([256, 256, 256]), strict=True))
     space = {"bm": np.int64(128), "bk": list(np.array([128, 256])), "bn": range(128, 129)}
-    board = autotune.tune("matmul", shape=shape, device="v6e", until="model", space=space, jobs=1)
+    board = autotune.tune(
+        "matmul", shape=shape, dtype=jnp.float32, device="v6e", until="model", space=space, jobs=1
+    )
+    assert json.loads(board.problem[0])["dtype"] == "float32"
     blocks = [json.loads(text) for text in board.loc[~board.is_default, "config"]]
     assert {(b["bm"], b["bk"], b["bn"]) for b in blocks} == {(128, 128, 128), (128, 256, 128)}
 

@@ -101,6 +101,7 @@ BAD_USAGE = {
     "damaged": (["report", "damaged.parquet"], "damaged.parquet: not a readable leaderboard"),
     "output": (["report", "c.yaml"], "c.yaml: not a readable leaderboard"),
     "tolerance": (["gate", "--tolerance", "-0.1"], "--tolerance '-0.1' is not allowed"),
+    "endless tolerance": (["gate", "--tolerance", "inf"], "--tolerance inf is not allowed"),
     "command": (["swep", "c.yaml"], "Did you mean 'sweep'?"),
 }  # fmt: skip
 

@@ -114,6 +114,10 @@ def test_a_recording_is_known_by_its_content(tmp_path: Path) -> None:
     [
         ({"latency_ms": "fast"}, r"line 3: latency_ms 'fast' is not allowed; a number of milli"),
         ({"config": "[1]"}, r"line 3: config '\[1\]' is not allowed; a JSON object"),
+        ({"config": '{"a":' * 5000}, r"line 3: config .* is not allowed; a JSON object"),
+        ({"problem": '{"shape": [1]}'}, r"line 3: problem.shape \[1\] is not allowed; a JSON obj"),
+        ({"problem": '{"options": 3}'}, r"line 3: problem.options 3 is not allowed; a JSON obj"),
+        ({"problem": '{"dtype": 3}'}, r"line 3: problem.dtype 3 is not allowed; a text"),
         ({"problem": "{"}, r"line 3: problem '\{' is not allowed; a JSON object"),
     ],
 )

@@ -64,6 +64,17 @@ def test_a_default_that_was_not_timed_says_what_tuning_is_predicted_to_win() -> 
     assert "default bm=128: not timed; 4.000 ms model  \n" in text(board(best, untraced))
 
 
+@pytest.mark.parametrize(
+    ("timer", "said"),
+    [("replay", "a recording"), ("host_clock", "the host's clock"), ("device_profile", None)],
+)
+def test_times_that_are_not_the_device_s_own_say_so(timer: str, said: str | None) -> None:
+    timed = compiled(1, 1.0, evidence="measured", latency_measured_ms=1.0, timer=timer)
+    shown = text(board(timed))
+    assert said is None or said in shown
+    assert ("measured: " in shown) == (said is not None)
+
+
 def test_problems_of_one_shape_do_not_look_alike() -> None:
     def headed(options: dict[str, object], dtype: str = "bfloat16") -> str:
         problem = json.dumps({"shape": {"m": 8}, "options": options, "dtype": dtype})

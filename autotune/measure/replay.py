@@ -60,6 +60,13 @@ class Replay:
         found = [self._problem(entry) for entry in self._entries]
         return list({p.key: p for p in found if p is not None}.values())
 
+    @property
+    def held(self) -> str:
+        """What the file has rows of, in words."""
+        kinds = sorted({f"{entry.kernel} on {entry.device}" for entry in self._entries})
+        more = f" and {len(kinds) - 6} more" if len(kinds) > 6 else ""
+        return (", ".join(kinds[:6]) + more) or "nothing"
+
     def samples(self, problem: Problem) -> Samples:
         """Each recorded candidate of the problem that is legal here, with its times in ms."""
         if problem.key not in self._known:
@@ -162,17 +169,30 @@ def _entry(path: Path, where: str, record: Mapping[str, Any]) -> _Entry | None:
     return _Entry(
         kernel=str(record["kernel"]),
         device=str(record["device"]),
-        problem=_mapping(place, "problem", record["problem"]),
+        problem=_stated(place, record["problem"]),
         config=_mapping(place, "config", record["config"]),
         samples_ms=tuple(_milliseconds(place, time) for time in times),
         where=where,
     )
 
 
+def _stated(place: str, text: Any) -> dict[str, Any]:
+    """The problem of a row, which may still be none of a kernel known here."""
+    problem = {k: v for k, v in _mapping(place, "problem", text).items() if v is not None}
+    kinds = {"shape": dict, "options": dict, "dtype": str}
+    for name, kind in kinds.items():
+        if not isinstance(problem.get(name, kind()), kind):
+            allowed = "a text" if kind is str else "a JSON object"
+            raise InputError(
+                f"{place}: problem.{name} {shown(problem[name])} is not allowed; {allowed}"
+            )
+    return problem
+
+
 def _mapping(place: str, name: str, text: Any) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InputError(f"{place}: {name} {shown(text)} is not allowed; a JSON object")

@@ -64,6 +64,8 @@ def caption(board: Board) -> list[str]:
     default = board.default
     if default is not None and default.rank is None:
         lines.append(f"default {blocks(default.config)}: {default.reason or _unranked(board)}")
+    if board.best is not None and board.best.timer in _TIMES:
+        lines.append(_TIMES[board.best.timer])
     if board.best is None:
         lines += [f"no candidate survived; {reason}" for reason in _common_reasons(board)]
     elif reason := stale.reason(board.best):
@@ -168,6 +170,10 @@ def _option(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+_TIMES = {
+    "replay": "measured: times of a recording, not taken here",
+    "host_clock": "measured: by the host's clock, less that of an empty program",
+}
 _WORDS = {
     "not_evaluated": "beyond the budget",
     "oom": "out of memory by the compiler",

@@ -74,7 +74,10 @@ class Crew:
             return list(survivors)
         recorded = self.recorded(problem)
         if not recorded:
-            progress.note(f"autotune: {problem.label}: no row for it in {self.replay.path}")
+            progress.note(
+                f"autotune: {problem.label}: no row for it in {self.replay.path}, which has "
+                f"{self.replay.held}; nothing is timed"
+            )
             return []
         known = [j for j in survivors if j.candidate in recorded]
         if missing := len(survivors) - len(known):

@@ -314,6 +314,20 @@ def test_too_few_rows_are_not_fitted():
     assert fit.fit(rows_measured_with(TRUTH)[:2], V6E) is None
 
 
+def test_only_the_constants_that_are_named_are_fitted():
+    truth = {**TRUTH, "scalar_cycles": V6E.scalar_cycles, "launch_s": V6E.launch_s}
+    found = fit.fit(rows_measured_with(truth), V6E, ("issued_step_s",))
+    assert found is not None
+    assert found.constants == pytest.approx({"issued_step_s": 3e-7}, rel=0.05)
+
+
+def test_a_constant_that_explains_nothing_is_exactly_nothing():
+    none = dict.fromkeys(TRUTH, 0.0)
+    found = fit.fit(rows_measured_with(none), replace(V6E, **TRUTH))
+    assert found is not None
+    assert all(value == 0 or value > 1e-10 for value in found.constants.values()), found.constants
+
+
 # The calibration file
 
 
@@ -355,6 +369,22 @@ def test_sweep_reads_the_file_that_the_variable_names(tmp_path: Path, monkeypatc
         constants.load()
     constants.write(path, [calibration()])
     assert constants.calibrated(V6E).launch_s == 3e-6
+
+
+def test_devices_lists_every_constant_with_its_source_and_a_files_in_place_of_the_shipped(
+    tmp_path: Path, capsys, monkeypatch
+):
+    path = tmp_path / "calibration.json"
+    constants.write(path, [calibration()])
+    monkeypatch.setenv(constants.VARIABLE, str(path))
+    assert not cli.app(["devices"], standalone_mode=False)
+    out = capsys.readouterr().out
+    v6e = out[out.index("v6e  (") : out.index("tpu7x  (")]
+    lines = {line.split()[0]: line for line in v6e.splitlines()[1:]}
+    assert lines["launch_s"].split(maxsplit=3)[1:] == ["3", "µs", "a test"]
+    assert "57 public rows of v6e" in lines["scalar_cycles"]
+    for name in constants.BOUNDS:
+        assert name in lines or getattr(V6E, name) is None, name
 
 
 @pytest.mark.parametrize(

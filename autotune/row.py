@@ -81,6 +81,11 @@ class Row:
             raise ValueError(f"evidence {self.evidence!r} is not one of {', '.join(EVIDENCE)}")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"a row of status {self.status!r} needs a reason")
+        name = self.problem_name
+        if name is not None and not name.isprintable():
+            # It stands in comments of code, in tables and on terminals: one line, no escapes.
+            words = "".join(c if c.isprintable() else " " for c in name).split()
+            object.__setattr__(self, "problem_name", " ".join(words))
 
     def latency_ms_of(self, evidence: str) -> float | None:
         """The latency that `evidence` (`model`, `compiled`, `measured`) gave; None where none."""

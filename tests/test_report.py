@@ -159,6 +159,15 @@ def test_names_with_brackets_are_printed_as_they_are() -> None:
     assert "up [/] x [bold]y[/bold] :smile:" in file.getvalue()
 
 
+def test_a_name_is_one_line_wherever_it_stands_and_no_markup_in_markdown() -> None:
+    named = compiled(1, 1.0, problem_name="up\nimport os | <b>x</b>\x1b[31m")
+    assert named.problem_name == "up import os | <b>x</b> [31m"
+    failed = row({"bm": 2}, status="failed", reason="a | b\n<script>")
+    heading, *lines = text(board(named, failed)).splitlines()
+    assert heading == "### up import os \\| &lt;b>x&lt;/b> [31m: matmul on tpu7x (k=1)"
+    assert "1 failed: a \\| b &lt;script>  " in lines
+
+
 @pytest.mark.parametrize(
     ("value_ms", "shown"),
     [(203.3999, "203.4 ms"), (1.0, "1.000 ms"), (0.0014031, "0.001403 ms"), (12345.6, "12346 ms")],

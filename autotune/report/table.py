@@ -132,14 +132,20 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
 def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
     """GitHub-flavoured tables, one a problem."""
     for board in boards:
-        print(f"### {title(board)}\n", file=file)
+        print(f"### {_escaped(title(board))}\n", file=file)
         print("| " + " | ".join(HEADER) + " |", file=file)
         print("| " + " | ".join("---" for _ in HEADER) + " |", file=file)
         for row in _shown(board, top):
-            print("| " + " | ".join(cells(row, board.default, board.best)) + " |", file=file)
-        print("\n" + "  \n".join(caption(board)) + "\n", file=file)
+            shown = map(_escaped, cells(row, board.default, board.best))
+            print("| " + " | ".join(shown) + " |", file=file)
+        print("\n" + "  \n".join(map(_escaped, caption(board))) + "\n", file=file)
     for pair in backward_pairs(boards):
-        print(f"**{pair.title}**: {pair.text}\n", file=file)
+        print(f"**{_escaped(pair.title)}**: {pair.text}\n", file=file)
+
+
+def _escaped(text: str) -> str:
+    """`text` without what ends a cell or begins a tag in Markdown, on one line."""
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _shown(board: Board, top: int) -> list[Row]:

@@ -132,8 +132,10 @@ def _explanation(
     if program is not None:
         try:
             latency = (
-                cost_model.compiled_latency(program, schedules, judge.device, scope_counts=counts)
-                if schedules
+                cost_model.compiled_latency(
+                    program, schedules, judge.device, scope_counts=counts, xla_ops=compiled.xla_ops
+                )
+                if compiled is not None and schedules
                 else cost_model.model_latency(program, judge.device, scope_counts=counts)
             )
         except KernelError as error:

@@ -18,12 +18,14 @@ ISSUE_BOUND = 0.9
 
 
 def parts(latency: Latency | None) -> tuple[Part, ...]:
-    """Compute, copies and step overhead, each as if nothing else took time."""
+    """Compute, copies, XLA's own operations around the kernels, and the fixed cost of steps and
+    launch, each as if nothing else took time."""
     if latency is None:
         return ()
     named = (
         ("compute", latency.compute_s),
-        ("HBM copies", latency.transfer_s),
+        ("HBM copies", max(0.0, latency.transfer_s - latency.around_s)),
+        ("around the kernels", latency.around_s),
         ("grid steps", latency.overhead_s),
     )
     return tuple(Part(name=name, time_ms=time_s * 1e3) for name, time_s in named)

@@ -44,8 +44,15 @@ def paragraph(value: str) -> str:
     return f"<p>{text(value)}</p>"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Cell | str]], *, bold: int = -1) -> str:
-    """A table that sorts by the column whose head is clicked. `bold` is the row to stand out."""
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Cell | str]],
+    *,
+    bold: int = -1,
+    roomy: bool = False,
+) -> str:
+    """A table that sorts by the column whose head is clicked. `bold` is the row to stand out;
+    `roomy` gives the last column, of long texts, a width at which they take few lines."""
     heads = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{text(h)}</button></th>'
         for h in header
@@ -54,8 +61,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell | str]], *, bold: 
         f"<tr{' class=best' if i == bold else ''}>{''.join(map(_cell, row))}</tr>"
         for i, row in enumerate(rows)
     )
+    kind = "sortable roomy" if roomy else "sortable"
     return (
-        f'<div class="wide"><table class="sortable"><thead><tr>{heads}</tr></thead>'
+        f'<div class="wide"><table class="{kind}"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -125,7 +133,7 @@ a { color: inherit; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; } td.number { text-align: right; white-space: nowrap; }
-td:last-child:not(.number) { min-width: min(26rem, 75vw); }
+table.roomy td:last-child { min-width: min(26rem, 75vw); }
 th button { all: unset; cursor: pointer; font-weight: 600; white-space: nowrap; }
 th button:focus-visible { outline: 2px solid #3b7dd8; }
 th[aria-sort=ascending] button::after { content: " ▲"; font-size: .7em; }

@@ -137,8 +137,14 @@ def _measured(work: _Work, plan: Plan, stages: Stages, crew: Crew, reach: Reach)
                 stages, work.judge, work.space, survivors, trials=budget.trials,
                 fleet=crew.fleet, measurer=crew.measurer(problem), source=crew.source,
             ) as timing:  # fmt: skip
-                rows |= time_survivors(survivors, timing, budget=budget, seed=plan.seed)
+                timed = time_survivors(survivors, timing, budget=budget, seed=plan.seed)
+                rows |= timed
                 rows |= {} if crew.replay else timing.confirmed()
+            if not timed:
+                stages.progress.note(
+                    f"autotune: {problem.label}: not timed, as no host that could is at work on "
+                    "the storage; the same command takes its times over once one has been"
+                )
         crew.fleet.measured(problem.key)
     kernel = base.load(problem.kernel)
     return leaderboard.merge(

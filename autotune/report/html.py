@@ -29,7 +29,7 @@ OVERVIEW = (
 
 def write(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
     """The page: an overview, the backward pairs, then a section a problem."""
-    sections = [Section(title="Winners", body=page.table(OVERVIEW, _overview(boards)))]
+    sections = [Section(title="Winners", body=page.table(OVERVIEW, _overview(boards), roomy=True))]
     if pairs := list(backward_pairs(boards)):
         body = "".join(page.paragraph(f"{pair.title}: {pair.text}") for pair in pairs)
         sections.append(Section(title="Backward passes, dq + dkv", body=body))
@@ -97,7 +97,7 @@ def _problem(board: Board, top: int) -> str:
     best = next((i for i, r in enumerate(ranked) if r.is_best), -1)
     return (
         f'{lines}<div class="plots">{drawn}</div>'
-        f"{page.table(header, body, bold=best) if body else ''}{_refused(board)}"
+        f"{page.table(header, body, bold=best, roomy=True) if body else ''}{_refused(board)}"
     )
 
 

@@ -9,6 +9,7 @@ description in CMU 11-868 (spring 2026), lecture 13.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from autotune.kernels.base import Call, Kernel, Option, Tunable, choice, number
 from autotune.problem import Problem
 
 LANES = 128
+abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 
 
 def _kernel(
@@ -83,9 +85,7 @@ def build(problem: Problem, config: Config) -> Call:
             pl.BlockSpec((1, block_kv, dv), by_kv),
         ],
         out_specs=pl.BlockSpec((1, block_q, dv), by_q),
-        out_shape=jax.ShapeDtypeStruct(
-            (heads, s["q_len"], dv), jnp.dtype(problem.options["out_dtype"])
-        ),
+        out_shape=abstract((heads, s["q_len"], dv), jnp.dtype(problem.options["out_dtype"])),
         scratch_shapes=[
             pltpu.VMEM((block_q, dv), jnp.float32),
             pltpu.VMEM((block_q, LANES), jnp.float32),
@@ -96,7 +96,7 @@ def build(problem: Problem, config: Config) -> Call:
         ),
     )
     shapes = ((s["q_len"], d), (s["kv_len"], d), (s["kv_len"], dv))
-    return call, tuple(jax.ShapeDtypeStruct((heads, *shape), dtype) for shape in shapes)
+    return call, tuple(abstract((heads, *shape), dtype) for shape in shapes)
 
 
 def _uncausal(value: Any) -> bool:

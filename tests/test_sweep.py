@@ -203,7 +203,8 @@ def test_one_broken_kernel_does_not_keep_the_gate_from_the_others(workplace: Wor
 def test_the_vmem_limit_of_the_users_own_flags_is_the_models_too(workplace: Workplace) -> None:
     config = workplace.config(
         "device: v5e\nproblems:\n  - kernel: matmul\n    shape: {m: 4096, k: 4096, n: 4096}\n"
-        "    space: {buffers: 2, bm: 1024, bk: 1024, bn: 1024, grid_order: mn, vmem_limit_bytes: null}\n"
+        "    space: {bm: 1024, bk: 1024, bn: 1024, buffers: 2, grid_order: mn,\n"
+        "            vmem_limit_bytes: null}\n"
     )
     workplace.run("sweep", config, "--until", "model")
     before = {r.config: r for r in workplace.board().rows}

@@ -72,8 +72,13 @@ def _from_results(text: str, results: Path, device: str | None) -> Subject:
         devices.get(device)
         boards = [b for b in boards if b.rows[0].device == device]
     named = {f"{b.title} ({b.rows[0].kernel} on {b.rows[0].device})": b for b in boards}
+    keyed = {
+        f"{b.rows[0].problem_key} ({b.rows[0].kernel} on {b.rows[0].device})": b for b in boards
+    }
     exact = [b for b in boards if text in (b.rows[0].problem_name, b.rows[0].problem_key)]
     found = exact or [b for b in boards if text == b.rows[0].kernel]
+    if len(found) > 1:  # several may share a name: their keys tell them apart
+        named = {key: board for key, board in keyed.items() if board in found}
     return _from_board(_only(found, f"problem {text!r} in {results}", named))
 
 

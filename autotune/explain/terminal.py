@@ -75,10 +75,8 @@ def _vmem(e: Explanation, console: Console) -> None:
         for line in own:
             name = f"{call}: {line.allocation}" if several else line.allocation
             table.add_row(name, _mib(line.model_bytes), _mib(line.compiled_bytes))
-        sums = [
-            sum(getattr(line, side) or 0 for line in own)
-            for side in ("model_bytes", "compiled_bytes")
-        ]
+        sides = ([line.model_bytes for line in own], [line.compiled_bytes for line in own])
+        sums = [None if set(side) == {None} else sum(n or 0 for n in side) for side in sides]
         table.add_row(f"{call}: sum" if several else "sum", *map(_mib, sums), style="bold")
     console.print(table)
 

@@ -11,7 +11,7 @@ from autotune.row import Row
 _SAYS = {
     "compute": "compute",
     "memory": "copies between HBM and VMEM",
-    "overhead": "the fixed cost of its grid steps: larger blocks make fewer",
+    "overhead": "the fixed cost of its launch and grid steps",
 }
 ISSUE_BOUND = 0.9
 """Share of a unit's slots from which the unit, not the order of instructions, is the limit."""
@@ -38,6 +38,8 @@ def limits(row: Row, latency: Latency | None, scopes: Sequence[ScopeLine]) -> st
     if latency is None:
         return "unknown"
     sentence = f"bound by {_SAYS[latency.bound]}"
+    if latency.bound == "overhead" and (row.grid_steps or 0) > 1:
+        sentence += ": larger blocks make fewer steps"
     largest = max(scopes, key=lambda line: line.share or 0.0, default=None)
     if latency.bound != "compute" or largest is None or not largest.units:
         return sentence

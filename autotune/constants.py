@@ -171,11 +171,10 @@ def described(device: Device) -> dict[str, tuple[float, str]]:
     """Constant -> (value, source) of everything a prediction for the device rests on."""
     clock = ("clock_hz", device.clock_hz, "bf16 peak over the matrix units' size")
     told = {clock[0]: (clock[1], clock[2])}
-    sources = dict.fromkeys(("step_overhead_s", "skip_overhead_s"), device.overhead_source)
     for name in BOUNDS:
         value = getattr(device, name)
         if value is not None:
-            told[name] = (value, {**sources, **device.sources}.get(name, _UNFITTED[name]))
+            told[name] = (value, device.sources.get(name, _UNFITTED[name]))
     return told
 
 

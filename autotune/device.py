@@ -9,12 +9,15 @@ SMEM and MXU figures per TensorCore.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from autotune.errors import DeviceBusyError, UnknownNameError
 
@@ -50,13 +53,10 @@ class Device:
         byte; None and 0 where nobody measured. Source (tpu7x): two published Ironwood matmuls
         (blocks 512 and 1024 cubed, one copy of 0.5 and 2 MiB an operand and step: 1.148 and 3.333
         us a step). They put the same kernel with blocking copies at 6.7 us a step; it took 6.8.
-      spill_from: (k, n) from which a matrix product with a loaded left block spills most of that
-        block (docs/vmem-and-latency-model.md).
       peak_ops_per_s: dtype name -> peak multiply-add throughput (2 ops each) per JAX device.
       matmul_dtypes: operand dtypes the MXU multiplies, from `TpuInfo.is_matmul_supported`.
       step_overhead_s: fixed cost of a grid step where no schedule is known (model evidence);
         `skip_overhead_s`: of a step that does nothing.
-      overhead_source: where those two come from.
       scalar_cycles: cycles a slot of the scalar unit costs beyond its bundle.
       issued_step_s: fixed cost of a grid step beyond its compiled code.
       launch_s: fixed cost of one run of a compiled program.
@@ -64,7 +64,7 @@ class Device:
       vmem_bytes_per_s: rate at which such an operation moves what XLA keeps in VMEM.
       bands: evidence -> kernel ("*" for any other) -> half width of the band around a predicted
         latency, as a share of it: what 90 % of the calibration's residuals stayed within.
-      sources: constant -> where it comes from, for those that are fitted.
+      sources: constant -> where it comes from, for those that are fitted or taken from elsewhere.
     """
 
     name: str
@@ -82,14 +82,12 @@ class Device:
     hbm_bytes: int
     hbm_bytes_per_s: float
     hbm_efficiency: float
-    dma_bytes_per_s: float | None
-    dma_latency_s: float
-    spill_from: tuple[int, int]
+    dma_bytes_per_s: float | None = None
+    dma_latency_s: float = 0.0
     peak_ops_per_s: dict[str, float]
     matmul_dtypes: frozenset[str]
     step_overhead_s: float
     skip_overhead_s: float
-    overhead_source: str
     scalar_cycles: float = 0.0
     issued_step_s: float = 0.0
     launch_s: float = 0.0
@@ -133,31 +131,16 @@ class Device:
 
 
 _FP8_5_6 = frozenset({"float32", "bfloat16", "int8", "int4", "float8_e5m2", "float8_e4m3b11fnuz"})
-_V6E_FIT = "fitted to 16 JAX splash block choices measured on v6e (docs/vmem-and-latency-model.md)"
-_NEAREST_V6E = "nearest generation with data (v6e); not fitted for this chip"
-_V6E_ROWS = (
-    "autotune calibrate on 57 public rows of v6e: 42 of JAX's splash (host clock), 15 of Tokamax's"
-    " (device clock); the model's form was chosen with these rows in sight"
-)
-_V6E_SOURCES = dict.fromkeys(("scalar_cycles", "issued_step_s", "launch_s"), _V6E_ROWS)
-_NEAREST_SOURCES = dict.fromkeys(("scalar_cycles", "issued_step_s", "launch_s"), _NEAREST_V6E)
-_TPU7X_SOURCES = {
-    "hbm_efficiency": "8 GiB copied at 3.21e12 B/s (accelerator-microbenchmarks, hbm.md)",
-    "dma_bytes_per_s": "fitted to two published Ironwood matmuls",
-    "dma_latency_s": "fitted to two published Ironwood matmuls",
-    "issued_step_s": "fitted to the five published Ironwood kernels and four rows of Tokamax's"
-    " splash, all else held",
-    "launch_s": "published copy times, extrapolated to no bytes (hbm_copy_tpu7x)",
-    "scalar_cycles": _NEAREST_V6E,
-}
+# Constants that are fitted, not printed on a data sheet, are data: changing one leaves the hash of
+# this file, and with it every cached compile, alone. `benchmarks/schedule_vs_silicon.py` fits them.
+_SHIPPED = json.loads(Path(__file__).with_name("shipped_calibration.json").read_text("utf-8"))
 
-# Half widths by `calibration.merit.bands` from those rows, each predicted by constants fitted
-# without it: `python benchmarks/schedule_vs_silicon.py DATA --shipped`.
-_V6E_BANDS = {
-    "compiled": {"jax.splash": 0.096, "tokamax.splash": 0.116, "*": 0.101},
-    "model": {"jax.splash": 0.683, "tokamax.splash": 2.469, "*": 1.730},
-}
-_TPU7X_BANDS = {"compiled": {"*": 0.180}, "model": {"*": 0.629}}
+
+def _constants(name: str) -> dict[str, Any]:
+    """A device's part of the shipped calibration, as fields of `Device`."""
+    part = _SHIPPED["devices"][name]
+    return {**part["constants"], "sources": part["sources"], "bands": part["bands"]}
+
 
 DEVICES: dict[str, Device] = {
     device.name: device
@@ -166,63 +149,51 @@ DEVICES: dict[str, Device] = {
             name="v4", kind="TPU v4", topology="v4:2x2x1", generation=4, cores=2,
             num_mxus=4, mxu_size=128, vmem_bytes=16 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=0, parks_operands=False,
-            hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.23e12, hbm_efficiency=0.87,
-            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(512, 512),
+            hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.23e12,
             peak_ops_per_s={"bfloat16": 2.75e14},
             matmul_dtypes=frozenset({"float32", "bfloat16"}),
-            step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
-            scalar_cycles=0.672, launch_s=1.39e-5, sources=_NEAREST_SOURCES,
+            **_constants("v4"),
         ),
         Device(
             name="v5e", kind="TPU v5 lite", topology="v5e:2x2", generation=5, cores=1,
             num_mxus=4, mxu_size=128, vmem_bytes=128 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=0, parks_operands=False,
-            hbm_bytes=17_200_000_000, hbm_bytes_per_s=8.2e11, hbm_efficiency=0.87,
-            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(512, 512),
+            hbm_bytes=17_200_000_000, hbm_bytes_per_s=8.2e11,
             peak_ops_per_s={"bfloat16": 1.97e14, "int8": 3.94e14, "int4": 7.88e14},
             matmul_dtypes=_FP8_5_6,
-            step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
-            scalar_cycles=0.672, launch_s=1.39e-5, sources=_NEAREST_SOURCES,
+            **_constants("v5e"),
         ),
         Device(
             name="v5p", kind="TPU v5", topology="v5p:2x2x1", generation=5, cores=2,
             num_mxus=4, mxu_size=128, vmem_bytes=64 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=16 * MIB, reserved_vmem_bytes=64 * KIB, parks_operands=False,
-            hbm_bytes=103_000_000_000, hbm_bytes_per_s=2.46e12, hbm_efficiency=0.87,
-            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(512, 512),
+            hbm_bytes=103_000_000_000, hbm_bytes_per_s=2.46e12,
             peak_ops_per_s={"bfloat16": 4.59e14, "int8": 9.18e14, "int4": 1.84e15},
             matmul_dtypes=_FP8_5_6,
-            step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_NEAREST_V6E,
-            scalar_cycles=0.672, launch_s=1.39e-5, sources=_NEAREST_SOURCES,
+            **_constants("v5p"),
         ),
         Device(
             name="v6e", kind="TPU v6 lite", topology="v6e:2x2", generation=6, cores=1,
             num_mxus=2, mxu_size=256, vmem_bytes=128 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=32 * MIB, reserved_vmem_bytes=64 * KIB, parks_operands=False,
-            hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.64e12, hbm_efficiency=0.87,
-            dma_bytes_per_s=None, dma_latency_s=0.0, spill_from=(1024, 512),
+            hbm_bytes=34_400_000_000, hbm_bytes_per_s=1.64e12,
             peak_ops_per_s={
                 "bfloat16": 9.2e14, "int8": 1.84e15, "int4": 3.68e15,
                 "float8_e5m2": 9.2e14, "float8_e4m3b11fnuz": 9.2e14,
             },
             matmul_dtypes=_FP8_5_6,
-            step_overhead_s=0.4e-6, skip_overhead_s=0.3e-6, overhead_source=_V6E_FIT,
-            scalar_cycles=0.672, launch_s=1.39e-5, sources=_V6E_SOURCES, bands=_V6E_BANDS,
+            **_constants("v6e"),
         ),
         Device(
             name="tpu7x", kind="TPU7x", topology="tpu7x:2x2x1", generation=7, cores=1,
             num_mxus=2, mxu_size=256, vmem_bytes=64 * MIB, smem_bytes=MIB,
             scoped_vmem_bytes=32 * MIB, reserved_vmem_bytes=0, parks_operands=True,
-            hbm_bytes=103_000_000_000, hbm_bytes_per_s=3.7e12, hbm_efficiency=0.87,
-            dma_bytes_per_s=7.2e11, dma_latency_s=0.42e-6, spill_from=(1024, 1024),
+            hbm_bytes=103_000_000_000, hbm_bytes_per_s=3.7e12,
             peak_ops_per_s={
                 "bfloat16": 1.155e15, "float8_e4m3fn": 2.3e15, "float8_e5m2": 2.3e15,
             },
             matmul_dtypes=frozenset({"float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"}),
-            step_overhead_s=0.7e-6, skip_overhead_s=0.3e-6,
-            overhead_source="step: fitted to 3 published Ironwood attention timings; skip: v6e's",
-            scalar_cycles=0.672, issued_step_s=0.438e-6, launch_s=2e-6, sources=_TPU7X_SOURCES,
-            bands=_TPU7X_BANDS,
+            **_constants("tpu7x"),
         ),
     )
 }  # fmt: skip

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 KINDS = ("window", "scratch", "temporary")
 REGISTERS_BYTES = 64 * 8 * 128 * 4
 """The vector registers of a TensorCore: 64 of 8 × 128 words."""
+SPILL_FROM = {"v6e": (1024, 512), "tpu7x": (1024, 1024)}
+"""(k, n) from which a product with a loaded left block spills most of it; else (512, 512)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,14 +118,14 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
     far beyond the registers; for f32 at the highest precision it keeps the bf16 parts it splits it
     into. Measured (docs/vmem-and-latency-model.md):
 
-    * bf16, k and n from `device.spill_from`: L less at most 192 KiB; with m and k from 1024 (tpu7x:
+    * bf16, k and n from `SPILL_FROM`: L less at most 192 KiB; with m and k from 1024 (tpu7x:
       m from 2048) L and 336 KiB more;
     * f32, k and n from 512: 0.9 L and more; 4.1 L and more on v4 to v5p (n from 256 already) and,
       with m up to 512, on v6e.
 
     Other widths may need nothing.
     """
-    k_from, n_from = device.spill_from
+    k_from, n_from = SPILL_FROM.get(device.name, (512, 512))
     held, older = dot.m * dot.k * dot.bits // 8, device.generation < 7
     least = 0
     if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from:

@@ -6,7 +6,7 @@ DATA_DIR holds `silicon_v6e_splash.csv`, `ironwood_published.csv` and, where Tok
 `silicon_tokamax_splash.csv`; a file that is missing is left out. On v6e the constants are fitted,
 from none, to every third of the forward rows with default layouts; every other row of v6e is
 predicted by constants it was not fitted to. tpu7x has the shipped ones. `--shipped` fits to all
-rows instead and prints what `autotune/device.py` ships. Nothing here needs a TPU.
+rows instead and prints what `autotune/shipped_calibration.json` holds. Nothing here needs a TPU.
 """
 
 from __future__ import annotations

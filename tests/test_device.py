@@ -106,7 +106,8 @@ def test_limits_leave_room_and_constants_have_a_source(device: Device):
     assert device.scoped_vmem_bytes == {4: 16, 5: 16, 6: 32, 7: 32}[device.generation] * MIB
     assert 0 < device.copy_bytes_per_s < device.hbm_bytes_per_s
     assert 0 <= device.skip_overhead_s <= device.step_overhead_s
-    assert device.overhead_source
+    assert device.sources["step_overhead_s"]
+    assert device.sources["skip_overhead_s"]
     assert (device.dma_bytes_per_s is None) == (device.dma_latency_s == 0)
 
 

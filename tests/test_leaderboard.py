@@ -58,6 +58,26 @@ def test_the_file_has_the_columns_and_types_of_the_design(tmp_path: Path) -> Non
     assert pd.read_parquet(path).loc[0, "config"] == '{"bm": 128}'
 
 
+def test_a_board_is_small_enough_to_keep_a_thousand_of_them_in_a_repository(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    steps = {"bundles": 813, "cycles": 1021.5, "mxu": 0.91, "spill_loads": 0, "executions": 4096}
+    merge(
+        path,
+        [
+            row(
+                {"bm": 128 * n, "bk": 128, "bn": 256, "buffers": 2, "vmem_limit_bytes": None},
+                evidence="compiled", latency_model_ms=1 / (n + 3), latency_compiled_ms=n / 7,
+                flops=2**40, hbm_bytes=2**20 * n, dma_count=7 * n, grid_steps=4096 // n,
+                vmem_model_bytes=2**14 * n, vmem_compiled_bytes=2**14 * n + 512,
+                scopes=json.dumps({s: {k: v * n for k, v in steps.items()} for s in "abcd"}),
+                created_at=datetime(2026, 1, 1, microsecond=997 * n, tzinfo=UTC),
+            )
+            for n in range(1, 41)
+        ],
+    )  # fmt: skip
+    assert path.stat().st_size < 10_000, "1,080 such boards are to stay under 20 MB"
+
+
 def test_ranks_never_mix_kinds_of_evidence(tmp_path: Path) -> None:
     board = merge(
         tmp_path / "b.parquet",

@@ -17,6 +17,7 @@ LAYERS = {
     "config": 2, "config_schema": 2, "matrix": 2, "overrides": 2,
     "cost_model": 2, "latency": 2, "kernels": 2, "leaderboard": 2, "pallas_call": 2,
     "call_record": 1, "evidence": 1, "traced": 2, "vmem_model": 2,
+    "stored": 2,
     "compiler": 3, "measure": 3, "search.evaluate": 3, "search.prune": 3, "search.space": 3,
     "calibration": 4, "explain": 4, "export": 4, "gate": 4, "lookup": 4, "report": 4, "stale": 4,
     "search.crew": 4, "search.fleet": 4, "search.ledger": 4, "search.order": 4, "search.shared": 4,

@@ -369,6 +369,9 @@ def checked(status: str) -> Any:
         def check(self, problem: Problem, config: Any) -> Checked:
             return found
 
+        def stop(self) -> None:
+            return
+
         def close(self) -> None:
             ended.append(status)
 

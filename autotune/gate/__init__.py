@@ -2,7 +2,8 @@
 
 from autotune.gate.measured import opener
 from autotune.gate.output import annotate, write_json, write_table
-from autotune.gate.run import Request, check
+from autotune.gate.request import Request
+from autotune.gate.run import check
 from autotune.gate.verdict import Verdict, exit_status
 
 __all__ = [

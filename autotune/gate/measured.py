@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autotune import device as devices
+from autotune import stored
 from autotune.candidate import Candidate
 from autotune.errors import AutotuneError
 from autotune.gate import samples
@@ -50,8 +51,7 @@ def contestants(board: Board) -> list[Candidate]:
     """What is timed: the stored best, and beside it the default where that was timed too."""
     best, default = board.best, board.default
     rows = [r for r in (best, default) if r is not None and r.samples_ms]
-    found = {r.config: Candidate.of(json.loads(r.config), is_default=r.is_default) for r in rows}
-    return list(found.values())
+    return list(dict.fromkeys(map(stored.candidate_of, rows)))
 
 
 def obstacle(best: Row) -> str | None:
@@ -77,8 +77,7 @@ def compare(board: Board, records: Records, *, tolerance: float) -> Finding:
     """The finding on fresh records of `contestants`."""
     best, default = board.best, board.default
     assert best is not None
-    by_config = {candidate.json: record for candidate, record in records.items()}
-    today = by_config.get(Candidate.of(json.loads(best.config)).json)
+    today = records.get(stored.candidate_of(best))
     if today is None:
         return Finding(outcome=INCONCLUSIVE, reason="no fresh time of the stored best config")
     if today.status in ("wrong", "oom", "unsupported"):
@@ -87,15 +86,15 @@ def compare(board: Board, records: Records, *, tolerance: float) -> Finding:
         return Finding(outcome=INCONCLUSIVE, reason=f"{today.status}: {today.reason}")
     if unlike := _unlike(best, today):
         return Finding(outcome=INCONCLUSIVE, reason=unlike)
-    stored = Samples(best_ms=best.samples_ms or ())
+    before = Samples(best_ms=best.samples_ms or ())
     now = Samples(best_ms=today.samples_ms)
-    beside = None if default is None or default is best else by_config.get(
-        Candidate.of(json.loads(default.config)).json
-    )  # fmt: skip
-    if default is not None and beside is not None and beside.status == "ok":
-        stored = Samples(best_ms=stored.best_ms, default_ms=default.samples_ms or ())
+    if default is None or default is best:
+        return samples.compare(before, now, tolerance=tolerance)
+    beside = records.get(stored.candidate_of(default))
+    if beside is not None and beside.status == "ok":
+        before = Samples(best_ms=before.best_ms, default_ms=default.samples_ms or ())
         now = Samples(best_ms=now.best_ms, default_ms=beside.samples_ms)
-    return samples.compare(stored, now, tolerance=tolerance)
+    return samples.compare(before, now, tolerance=tolerance)
 
 
 def _unlike(best: Row, today: Measured) -> str | None:

@@ -1,73 +1,30 @@
-"""One verdict a leaderboard: evaluate its best config again, compare, and accept where asked."""
+"""One verdict a leaderboard: evaluate the best configs again, compare, and accept where asked.
+
+All boards go through a stage together, so that every worker has something to do.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from autotune import leaderboard, stale
-from autotune.candidate import Candidate, Config
+from autotune import leaderboard
+from autotune.candidate import Candidate
 from autotune.compiler import environment
-from autotune.errors import AutotuneError, InputError, KernelError
-from autotune.gate import compiled, measured
-from autotune.gate.verdict import INCONCLUSIVE, PASS, REGRESSION, Finding, Verdict
-from autotune.kernels import base
-from autotune.kernels.base import Kernel
+from autotune.compiler.pool import default_jobs
+from autotune.errors import AutotuneError, DamagedFileError, InputError
+from autotune.gate import measured
+from autotune.gate.case import Case
+from autotune.gate.checkers import checked
+from autotune.gate.request import Request
+from autotune.gate.verdict import INCONCLUSIVE, PASS, Finding, Verdict
 from autotune.leaderboard import Board
-from autotune.measure.check import NO_REFERENCE, Checked
-from autotune.measure.interpreted import Interpreter
+from autotune.measure.check import NO_REFERENCE
 from autotune.measure.stage import Measurer
-from autotune.problem import Problem
 from autotune.progress import Progress
-from autotune.row import EVIDENCE, Row
+from autotune.search.evaluate import Judge, Judged
 from autotune.search.prune import Stages
-from autotune.search.space import Space
-
-EVIDENCE_OF = {"model": "model", "compile": "compiled", "measure": "measured"}
-TOLERANCE = {"model": 0.02, "compile": 0.02, "measure": 0.05}
-"""`--against` -> the relative slowdown that passes unless another is asked for."""
-
-
-class Checker(Protocol):
-    """Says whether a config's output is right: `Interpreter`, or a test's fake."""
-
-    def check(self, problem: Problem, config: Config) -> Checked:
-        """The verdict at a reduced problem with the same block structure."""
-
-    def close(self) -> None:
-        """Ends what was started."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What the gate is to do.
-
-    Attributes:
-      against: `model`, `compile` or `measure`.
-      tolerance: relative slowdown that still passes; None is `TOLERANCE`'s.
-      update: write today's figures into the leaderboards, those of wrong or failing configs aside.
-      checker: opens, at the first board that needs it, what checks the output of today's kernel
-        where compiled evidence is compared.
-      measurer: opens, at the first board that needs it, what takes fresh times on a device, or
-        says why nothing can; used by `measure` only.
-    """
-
-    against: str
-    tolerance: float | None = None
-    update: bool = False
-    checker: Callable[[], Checker] = Interpreter
-    measurer: Callable[[str], Measurer | str] = lambda device: "nothing here takes times"
-
-    @property
-    def evidence(self) -> str:
-        return EVIDENCE_OF[self.against]
-
-    @property
-    def allowed(self) -> float:
-        return TOLERANCE[self.against] if self.tolerance is None else self.tolerance
 
 
 def check(
@@ -78,185 +35,169 @@ def check(
     timeout_s: float = 300.0,
     progress: Progress,
 ) -> list[Verdict]:
-    """One verdict a leaderboard under `baseline`; a single inconclusive one where there is none."""
+    """One verdict a leaderboard under `baseline`, in path order; a single inconclusive one where
+    there is none.
+
+    With `update` the boards are written last: a gate that is interrupted leaves all as they were.
+
+    Raises:
+      InputError: today's figures are to be accepted and a board's folder cannot be written.
+    """
     if not baseline.exists():
-        return [_nothing(str(baseline), "no baseline: the path does not exist")]
-    found = list(leaderboard.boards(baseline))
+        reason = (
+            "no baseline: there is no such file or folder; check the path, or make one with "
+            f"`autotune sweep CONFIG --results {baseline}`"
+        )
+        return [_nothing(str(baseline), reason)]
+    found = [_opened(item) for item in leaderboard.boards(baseline)]
     if not found:
         return [_nothing(str(baseline), "no baseline: no leaderboard in it")]
+    cases = [case for case in found if isinstance(case, Case)]
+    if request.update:
+        for folder in dict.fromkeys(case.board.path.parent for case in cases):
+            leaderboard.check_writable(folder)
+    label = f"{len(cases)} boards" if len(cases) > 1 else "".join(c.board.title for c in cases)
+    for case in cases:
+        case.ask(request)
+    if request.evidence == "measured":
+        _time(cases, request, progress, label)
     with Stages.open(jobs=jobs, timeout_s=timeout_s, fresh=False, progress=progress) as stages:
-        gate = _Gate(request=request, stages=stages)
-        try:
-            return [
-                _nothing(str(item), "damaged baseline")
-                if isinstance(item, AutotuneError)
-                else gate.verdict(item)
-                for item in found
-            ]
-        finally:
-            gate.close()
+        _evaluate(cases, request, stages, label)
+    # The compile workers are gone, and with them what memory they held.
+    if request.evidence == "compiled":
+        _check_outputs(cases, request, jobs or default_jobs(), progress, label)
+    return [_closed(c, request, progress) if isinstance(c, Case) else c for c in found]
 
 
-@dataclass(kw_only=True, slots=True)
-class _Gate:
-    """The boards' common means: workers, and the measurer of each device once it is needed."""
+def _opened(item: Board | DamagedFileError) -> Case | Verdict:
+    if isinstance(item, AutotuneError):
+        return _nothing(str(item), "damaged baseline")
+    if item.best is None:
+        return _nothing(item.title, "no baseline: no candidate was ranked")
+    return Case(board=item, best=item.best)
 
-    request: Request
-    stages: Stages
-    measurers: dict[str, Measurer | str] = field(default_factory=dict)
-    checker: Checker | None = None
 
-    def verdict(self, board: Board) -> Verdict:
-        best = board.best
-        if best is None:
-            return _nothing(board.title, "no baseline: no candidate was ranked")
-        if reason := self._obstacle(board, best):
-            return self._about(board, best, Finding(outcome=INCONCLUSIVE, reason=reason))
-        try:
-            return self._evaluated(board, best)
-        except KernelError as error:
-            finding = Finding(outcome=REGRESSION, reason=f"fails today: {error}")
-        except InputError as error:
-            reason = f"cannot be asked for today: {error}"
-            finding = Finding(outcome=INCONCLUSIVE, reason=reason)
-        except AutotuneError as error:  # the device is busy, or was lost
-            finding = Finding(outcome=INCONCLUSIVE, reason=str(error))
-        return self._about(board, best, finding)
-
-    def close(self) -> None:
-        for measurer in self.measurers.values():
+def _time(cases: Sequence[Case], request: Request, progress: Progress, label: str) -> None:
+    """Fresh times, one board after the other: a device is one process's alone."""
+    measurers: dict[str, Measurer | str] = {}
+    waiting = [case for case in cases if case.waits]
+    progress.start(label, "measure", len(waiting))
+    try:
+        for case in waiting:
+            with case.guarded():
+                _time_one(case, request, measurers)
+            progress.advance()
+    finally:
+        for measurer in measurers.values():
             if not isinstance(measurer, str):
                 measurer.close()
-        if self.checker is not None:
-            self.checker.close()
 
-    def _obstacle(self, board: Board, best: Row) -> str | None:
-        """Why the board cannot be compared here, before anything is evaluated; else None."""
-        evidence = self.request.evidence
-        if compiled.latency_ms(best, evidence) is None:
-            return f"no {evidence} baseline stored"
-        if evidence == "compiled":
-            return environment.unavailable()
-        if evidence == "measured":
-            if reason := measured.obstacle(best):
-                return reason
-            measurer = self._measurer(best.device)
-            return measurer if isinstance(measurer, str) else None
-        return None
 
-    def _measurer(self, device: str) -> Measurer | str:
-        if device not in self.measurers:
-            self.measurers[device] = self.request.measurer(device)
-        return self.measurers[device]
+def _time_one(case: Case, request: Request, measurers: dict[str, Measurer | str]) -> None:
+    device = case.best.device
+    reason = measured.obstacle(case.best)
+    if reason is None and device not in measurers:
+        measurers[device] = request.measurer(device)
+    measurer = reason or measurers[device]
+    if isinstance(measurer, str):
+        case.finding = Finding(outcome=INCONCLUSIVE, reason=measurer)
+        return
+    assert case.problem is not None
+    case.records = measured.fresh(measurer, case.problem, case.board)
+    case.finding = measured.compare(case.board, case.records, tolerance=request.allowed)
+    case.checked = next((r.checked for r in case.records.values() if r.checked), None)
 
-    def _evaluated(self, board: Board, best: Row) -> Verdict:
-        """Raises InputError for a problem that is none today, KernelError for a broken kernel."""
-        kernel = base.load(best.kernel)
-        problem = base.make_problem(
-            kernel, device=best.device, name=best.problem_name, **json.loads(best.problem)
-        )
-        if self.request.evidence == "measured":
-            finding, how, rows = self._timed(board, problem)
+
+def _evaluate(cases: Sequence[Case], request: Request, stages: Stages, label: str) -> None:
+    """Today's rows of all boards: traced in one pass over the workers, compiled in another."""
+    asked: list[tuple[Case, Judge, list[Candidate]]] = []
+    for case in cases:
+        if (case.waits or case.records) and (candidates := case.candidates(request)):
+            with case.guarded():
+                assert case.kernel is not None
+                assert case.problem is not None
+                asked.append((case, stages.judge(case.kernel, case.problem), candidates))
+    if not asked:
+        return
+    # What took longest goes first, so that no worker is left with it at the end.
+    asked.sort(key=lambda item: -(item[0].best.compile_seconds or 0.0))
+    try:
+        _fill(asked, request, stages, label)
+    except AutotuneError as error:  # no worker starts, which holds for all
+        for case, _, _ in asked:
+            case.rows.clear()
+            case.finding = Finding(outcome=INCONCLUSIVE, reason=str(error))
+        return
+    for case, judge, _ in asked:
+        for candidate, record in case.records.items():
+            case.rows[candidate] = judge.measured(case.rows[candidate], record)
+        if case.finding is None:
+            case.compare(request)
+
+
+def _fill(
+    asked: Sequence[tuple[Case, Judge, list[Candidate]]],
+    request: Request,
+    stages: Stages,
+    label: str,
+) -> None:
+    works = [(judge, candidates) for _, judge, candidates in asked]
+    stages.progress.start(label, "model", sum(len(candidates) for _, candidates in works))
+    cases = {id(judge): case for case, judge, _ in asked}
+    judged: dict[tuple[int, Candidate], Judged] = {}
+    for (judge, _), found in zip(works, stages.modelled(works), strict=True):
+        for one in found:
+            cases[id(judge)].rows[one.candidate] = one.row
+            judged[id(judge), one.candidate] = one
+    if request.against == "model" or environment.unavailable():
+        return
+    able = [(j, c) for j, candidates in works for c in candidates if judged[id(j), c].survives]
+    stages.progress.start(label, "compile", len(able))
+    for judge, candidate, answer in stages.answers(able):
+        one = judged[id(judge), candidate]
+        cases[id(judge)].rows[candidate] = judge.compiled(one, answer)
+        stages.progress.advance()
+
+
+def _check_outputs(
+    cases: Sequence[Case], request: Request, jobs: int, progress: Progress, label: str
+) -> None:
+    """Takes into each finding whether today's output is right."""
+    waiting = []
+    for case in cases:
+        if case.kernel is None or case.finding is None or case.finding.today_ms is None:
+            continue  # what does not compile needs no other fault
+        if case.kernel.reference is None:
+            case.checked = NO_REFERENCE
         else:
-            today = self._today(problem, best)
-            finding, rows = self._compared(best, today), [today]
-            finding, how = self._checked(kernel, problem, best, finding)
-        if not self.request.update:
-            return replace(self._about(board, best, finding), checked=how)
-        refusal = self._refusal(board, finding, rows)
-        if refusal is None:
-            self._accept(board, problem, rows)
-        else:
-            finding = replace(finding, reason=f"{finding.reason}; not updated: {refusal}")
-        return replace(self._about(board, best, finding), checked=how, updated=refusal is None)
+            waiting.append(case)
+    waiting.sort(key=lambda case: -(case.best.compile_seconds or 0.0))
+    progress.start(label, "check", len(waiting))
+    asked = [(c.problem, c.candidate.config) for c in waiting if c.problem is not None]
+    for place, verdict in checked(request.checker, asked, jobs=jobs):
+        waiting[place].take(verdict)
+        progress.advance()
 
-    def _compared(self, best: Row, today: Row) -> Finding:
-        return compiled.compare(
-            best, today, evidence=self.request.evidence, tolerance=self.request.allowed
-        )
 
-    def _today(self, problem: Problem, stored: Row) -> Row:
-        """Today's row of a stored config, as far as compiling where that is what is compared."""
-        judge = self.stages.judge(base.load(problem.kernel), problem)
-        candidate = Candidate.of(json.loads(stored.config), is_default=stored.is_default)
-        (judged,) = self.stages.model(judge, Space(legal=(candidate,)))
-        if self.request.against == "model" or not judged.survives or environment.unavailable():
-            return judged.row
-        return self.stages.compile(judge, 1)([judged], lambda: False)[candidate]
-
-    def _checked(
-        self, kernel: Kernel, problem: Problem, best: Row, finding: Finding
-    ) -> tuple[Finding, str | None]:
-        """`finding`, or a regression where the output is wrong; and how that was looked at."""
-        if self.request.evidence != "compiled" or finding.today_ms is None:
-            return finding, None  # what does not compile needs no other fault
-        if kernel.reference is None:
-            return finding, NO_REFERENCE
-        if self.checker is None:
-            self.checker = self.request.checker()
-        found = self.checker.check(problem, json.loads(best.config))
-        if found.status == "wrong":
-            reason = f"wrong output: {found.reason}; {finding.reason}"
-            return replace(finding, outcome=REGRESSION, reason=reason, wrong=True), found.how
-        if found.status != "ok":
-            said = f"output not checked: {found.status}: {found.reason}"
-            # Some kernels cannot be interpreted at all; what was lost on the way might have been.
-            lost = found.status in ("timeout", "crashed") and finding.outcome == PASS
-            return replace(finding, outcome=INCONCLUSIVE) if lost else finding, said
-        return finding, found.how
-
-    def _timed(self, board: Board, problem: Problem) -> tuple[Finding, str | None, list[Row]]:
-        measurer = self._measurer(problem.device)
-        assert not isinstance(measurer, str)
-        records = measured.fresh(measurer, problem, board)
-        finding = measured.compare(board, records, tolerance=self.request.allowed)
-        how = next((r.checked for r in records.values() if r.checked), None)
-        if not self.request.update:
-            return finding, how, []
-        judge = self.stages.judge(base.load(problem.kernel), problem)
-        stored = {r.config: r for r in board.rows}
-        rows = [
-            judge.measured(self._today(problem, stored[candidate.json]), record)
-            for candidate, record in records.items()
-        ]
-        return finding, how, rows
-
-    def _refusal(self, board: Board, finding: Finding, rows: list[Row]) -> str | None:
-        """Why today's rows, the best's first, cannot be the baseline; None where they can."""
-        if finding.wrong:
-            return "no baseline may be wrong"
-        if not rows or rows[0].status != "ok":
-            return "there are no figures of today"
-        if board.strength > EVIDENCE.index(self.request.evidence):
-            return f"the board ranks by {EVIDENCE[board.strength]} evidence"
-        return None
-
-    def _accept(self, board: Board, problem: Problem, rows: list[Row]) -> None:
-        """Writes today's rows into the board.
-
-        The default goes with the best, so that the board can still say what tuning won.
-        """
-        default = board.default
-        if default is not None and default.config not in {r.config for r in rows}:
-            rows = [*rows, self._today(problem, default)]
-        leaderboard.merge(
-            board.path, rows, flop_convention=board.flop_convention or "",
-            warn=self.stages.progress.note,
-        )  # fmt: skip
-
-    def _about(self, board: Board, best: Row, finding: Finding) -> Verdict:
-        return Verdict(
-            problem=board.title,
-            kernel=best.kernel,
-            device=best.device,
-            config=best.config,
-            outcome=finding.outcome,
-            reason=finding.reason,
-            evidence=self.request.evidence,
-            baseline_ms=finding.baseline_ms,
-            today_ms=finding.today_ms,
-            stale=stale.reason(best),
-        )
+def _closed(case: Case, request: Request, progress: Progress) -> Verdict:
+    """The verdict, with today's rows written into the board where that is asked for and allowed."""
+    assert case.finding is not None
+    if not request.update or not (case.rows or case.finding.today_ms):
+        return case.verdict(request)
+    refusal = case.refusal(request)
+    if refusal is None:
+        try:
+            leaderboard.merge(
+                case.board.path, list(case.rows.values()),
+                flop_convention=case.board.flop_convention or "", warn=progress.note,
+            )  # fmt: skip
+            return case.verdict(request, updated=True)
+        except InputError as error:
+            refusal = str(error)
+            if case.finding.outcome == PASS:
+                case.finding = replace(case.finding, outcome=INCONCLUSIVE)
+    case.finding = replace(case.finding, reason=f"{case.finding.reason}; not updated: {refusal}")
+    return case.verdict(request)
 
 
 def _nothing(problem: str, reason: str) -> Verdict:

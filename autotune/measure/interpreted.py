@@ -35,6 +35,10 @@ class Interpreter:
         """Ends the worker."""
         self._process.kill()
 
+    def stop(self) -> None:
+        """Makes `check`, in another thread, give up soon, with StoppedError."""
+        self._process.stop()
+
     def check(self, problem: Problem, config: Config) -> Checked:
         """The verdict on `config`, at a reduced problem with the same block structure.
 

@@ -99,6 +99,10 @@ class DeviceProcess:
         """Ends the worker and gives the device back."""
         self._child.kill()
 
+    def stop(self) -> None:
+        """Makes `ready` and `answer`, in another thread, give up soon, with StoppedError."""
+        self._child.stop()
+
     def _lost(self, suspects: Sequence[str]) -> LostError:
         text = self._child.stderr_text()
         verdict = crash(text, self._child.reap(), busy="measuring", what="program")

@@ -46,6 +46,7 @@ class Stages:
     fresh: bool = False
     calibrations: Mapping[str, Calibration] | None = None
     _fingerprints: dict[str, str] = field(default_factory=dict)
+    _compile_caches: dict[str, CompileCache] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
@@ -80,24 +81,41 @@ class Stages:
     def model(self, judge: Judge, space: Space) -> list[Judged]:
         """Model evidence on every candidate of `space`; the illegal ones with their rule."""
         self.progress.start(judge.problem.label, "model", len(space.legal))
-        key = self._trace_key(judge)
-        stored = None if self.fresh else self.cache.get(key)
-        known = {c: evidence.from_json(r) for c, r in (stored or {}).items()}
-        limits = self.pool.timeout_s, self.pool.memory_limit_bytes
-        traced = {c: answer for c, answer in known.items() if answer.holds_under(*limits)}
-        missing = [c for c in space.legal if c.json not in traced]
-        for _ in range(len(space.legal) - len(missing)):
-            self.progress.advance()
-        tasks = [Task(problem=judge.problem, candidate=c, kind="trace") for c in missing]
-        for task, answer in self.pool.run(tasks):
-            traced[task.candidate.json] = answer
-            self.progress.advance()
-        if missing:
-            kept = {c: evidence.to_json(t) for c, t in traced.items() if t.repeatable}
-            self.cache.put(key, kept)
+        (modelled,) = self.modelled([(judge, space.legal)])
         return [
-            *(_modelled(judge, c, traced[c.json]) for c in space.legal),
+            *modelled,
             *(judge.rejected(i.candidate, "pruned", i.reason) for i in space.illegal),
+        ]
+
+    def modelled(self, works: Sequence[tuple[Judge, Sequence[Candidate]]]) -> list[list[Judged]]:
+        """Model evidence on the candidates of several problems, all traced in one pass."""
+        limits = self.pool.timeout_s, self.pool.memory_limit_bytes
+        keys = [self._trace_key(judge) for judge, _ in works]
+        answers: list[dict[str, Compiled]] = []
+        tasks: list[Task] = []
+        belongs: dict[int, dict[str, Compiled]] = {}  # by the identity of a task
+        for (judge, candidates), key in zip(works, keys, strict=True):
+            stored = None if self.fresh else self.cache.get(key)
+            known = {c: evidence.from_json(r) for c, r in (stored or {}).items()}
+            traced = {c: answer for c, answer in known.items() if answer.holds_under(*limits)}
+            answers.append(traced)
+            for candidate in candidates:
+                if candidate.json in traced:
+                    self.progress.advance()
+                    continue
+                tasks.append(Task(problem=judge.problem, candidate=candidate, kind="trace"))
+                belongs[id(tasks[-1])] = traced
+        for task, answer in self.pool.run(tasks):
+            belongs[id(task)][task.candidate.json] = answer
+            self.progress.advance()
+        made = {id(traced) for traced in belongs.values()}
+        for key, traced in zip(keys, answers, strict=True):
+            if id(traced) in made:
+                kept = {c: evidence.to_json(t) for c, t in traced.items() if t.repeatable}
+                self.cache.put(key, kept)
+        return [
+            [_modelled(judge, c, traced[c.json]) for c in candidates]
+            for (judge, candidates), traced in zip(works, answers, strict=True)
         ]
 
     def compile(
@@ -136,33 +154,50 @@ class Stages:
     def _compiled(
         self, judge: Judge, candidates: Iterable[Candidate], out_of_time: Callable[[], bool]
     ) -> Iterator[tuple[Candidate, Compiled]]:
-        """The compiler's verdict on each candidate, from the cache where it is there.
+        for _, candidate, compiled in self.answers(((judge, c) for c in candidates), out_of_time):
+            yield candidate, compiled
+
+    def answers(
+        self,
+        asked: Iterable[tuple[Judge, Candidate]],
+        out_of_time: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[Judge, Candidate, Compiled]]:
+        """The compiler's verdict on candidates of any problems, as it comes; from the cache where
+        it is there.
 
         Candidates are pulled as workers get free. Once `out_of_time` none is compiled any more.
         """
-        cache = CompileCache(
-            self.cache,
-            fingerprint=judge.kernel_fingerprint,
-            timeout_s=self.pool.timeout_s,
-            memory_limit_bytes=self.pool.memory_limit_bytes,
-        )
-        cached: list[tuple[Candidate, Compiled]] = []
+        cached: list[tuple[Judge, Candidate, Compiled]] = []
+        judges: dict[int, Judge] = {}  # by the identity of a task that is being compiled
 
         def missing() -> Iterator[Task]:
-            for candidate in candidates:
+            for judge, candidate in asked:
                 task = Task(problem=judge.problem, candidate=candidate)
-                known = None if self.fresh else cache.get(task)
+                known = None if self.fresh else self._compile_cache(judge).get(task)
                 if known is not None:
-                    cached.append((candidate, known))
+                    cached.append((judge, candidate, known))
                 elif not out_of_time():
+                    judges[id(task)] = judge
                     yield task
 
         for task, compiled in self.pool.run(missing()):
-            cache.put(task, compiled)
-            yield task.candidate, compiled
+            judge = judges.pop(id(task))
+            self._compile_cache(judge).put(task, compiled)
+            yield judge, task.candidate, compiled
             while cached:
                 yield cached.pop()
         yield from cached
+
+    def _compile_cache(self, judge: Judge) -> CompileCache:
+        fingerprint = judge.kernel_fingerprint
+        if fingerprint not in self._compile_caches:
+            self._compile_caches[fingerprint] = CompileCache(
+                self.cache,
+                fingerprint=fingerprint,
+                timeout_s=self.pool.timeout_s,
+                memory_limit_bytes=self.pool.memory_limit_bytes,
+            )
+        return self._compile_caches[fingerprint]
 
     def _fingerprint(self, source: str) -> str:
         """`kernel_fingerprint`, hashed once a sweep: what is edited meanwhile is the next one's."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
 import json
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
 from autotune import page
@@ -55,7 +59,7 @@ def written(boards: list[Board]) -> str:
 
 def test_a_page_says_who_won_by_how_much_and_by_what_evidence(board: Board) -> None:
     text = written([board])
-    for part in ("bm=256 bn=256", "10.00×", "compiled", "1 candidates did not survive", "2·m·k·n"):
+    for part in ("bm=256 bn=256", "10.00×", "compiled", "1 candidate did not survive", "2·m·k·n"):
         assert part in text, f"the page lacks {part}"
     assert "up &lt;b&gt;" in text, "a problem's name is text, not markup"
     assert "up <b>" not in text
@@ -67,15 +71,33 @@ def test_a_page_fetches_nothing(board: Board) -> None:
 
 
 def test_the_heat_map_marks_infeasible_cells_and_keeps_one_kind_of_evidence(board: Board) -> None:
-    fig = figures.heat_map(board)
-    assert fig is not None
-    cells, crosses = fig.data[0], fig.data[1]
-    assert list(crosses.x), list(crosses.y) == (["128"], ["256"])
-    assert sum(z is not None for line in cells.z for z in line) == 3
+    (fig,) = figures.heat_maps(board)
+    cells, crosses = fig.data
+    assert (crosses["x"], crosses["y"]) == (["128"], ["256"])
+    assert sum(z is not None for line in cells["z"] for z in line) == 3
     only_model = replace(board, rows=tuple(replace(r, rank=None) for r in board.rows))
-    empty = figures.heat_map(only_model)
-    assert empty is not None
-    assert all(z is None for line in empty.data[0].z for z in line), "unranked rows are not shown"
+    (empty,) = figures.heat_maps(only_model)
+    assert all(z is None for line in empty.data[0]["z"] for z in line), "unranked is not shown"
+
+
+def test_every_pair_of_tunables_has_a_heat_map_the_best_known_first(board: Board) -> None:
+    rows = [
+        replace(r, config=r.config[:-1] + f', "bk": {n % 2}}}') for n, r in enumerate(board.rows)
+    ]
+    maps = figures.heat_maps(replace(board, rows=tuple(rows)))
+    known = [sum(z is not None for line in fig.data[0]["z"] for z in line) for fig in maps]
+    assert {fig.name for fig in maps} == {"bm × bn", "bk × bm", "bk × bn"}
+    assert known == sorted(known, reverse=True)
+
+
+def test_plotly_knows_every_property_of_every_figure(board: Board) -> None:
+    measured = [replace(r, latency_measured_ms=1.5) if r.rank else r for r in board.rows]
+    for rows in (board.rows, tuple(measured)):
+        shown = replace(board, rows=rows)
+        drawn = [fig for _, figs in html._drawn(shown) for fig in figs]
+        assert len(drawn) == 5
+        for fig in drawn:
+            go.Figure(data=fig.data, layout=fig.layout)  # raises for a property there is not
 
 
 def test_a_board_without_survivors_is_shown_with_its_reasons(board: Board) -> None:
@@ -89,30 +111,82 @@ def test_predicted_is_held_against_measured_where_something_was_measured(board: 
     measured = [replace(r, latency_measured_ms=1.5) if r.rank else r for r in board.rows]
     fig = figures.predicted(replace(board, rows=tuple(measured)))
     assert fig is not None
-    assert [trace.name for trace in fig.data] == ["model", "compiled", "equal"]
-    assert fig.layout.xaxis.title.text == "measured, ms"
+    assert [trace["name"] for trace in fig.data] == ["model", "compiled", "equal"]
+    assert fig.layout["xaxis"]["title"]["text"] == "measured, ms"
 
 
 def test_the_funnel_counts_what_each_stage_let_through(board: Board) -> None:
     fig = figures.funnel(board)
-    stages = dict(zip(fig.data[0].y, fig.data[0].x, strict=True))
+    stages = dict(zip(fig.data[0]["y"], fig.data[0]["x"], strict=True))
     assert stages == {"candidates": 4, "legal and traced": 4, "fit by the model": 3, "compiled": 3}
 
 
+def test_a_roofline_says_that_its_points_count_executed_flops(board: Board) -> None:
+    fig = figures.roofline(board)
+    assert fig is not None
+    titles = [fig.layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis")]
+    assert titles == ["executed FLOP per byte of HBM traffic", "executed TFLOP/s"]
+    best = fig.data[2]
+    assert best["name"] == "best (compiled)"
+    assert (best["x"], best["y"]) == ([1000.0], [1.0]), "10⁹ FLOPs over 10⁶ bytes in 1 ms"
+
+
+def many(board: Board, number: int = 14) -> list[Board]:
+    """Boards of `number` problems; the first on a device of its own, with 30 ranked rows."""
+    boards = []
+    for i in range(number):
+        device = "v6e" if i else "v5p"
+        rows = [
+            replace(r, problem_key=f"k{i}", problem_name=f"p{i}", device=device) for r in board.rows
+        ]
+        boards.append(replace(board, rows=tuple(rows)))
+    rows = [replace(boards[0].rows[0], config=f'{{"bm": {n}}}', latency_compiled_ms=n + 1.0)
+            for n in range(30)]  # fmt: skip
+    return [replace(boards[0], rows=tuple(ranked(rows))), *boards[1:]]
+
+
+def test_a_page_of_many_problems_is_small_and_packs_what_is_not_open(board: Board) -> None:
+    few, lots = written(many(board)), written(many(board, 114))
+    assert len(few) < 3_000_000, "Plotly is packed"
+    assert (len(lots) - len(few)) / 100 < 8_000, "bytes a problem more"
+    packed = re.findall(r'class="packed">([^<]+)<', few)
+    assert len(packed) == 14
+    body = gzip.decompress(base64.b64decode(packed[1])).decode()
+    assert "1 candidate did not survive" in body
+    assert "1 candidate did not survive" not in few
+
+
 def shown_by_browser(text: str, folder: Path) -> str:
-    """The page's DOM after its scripts ran."""
+    """The page's DOM after its scripts ran; they must have no errors."""
     assert CHROMIUM is not None
     path = folder / "page.html"
     path.write_text(text)
-    return subprocess.run(
+    shown = subprocess.run(
         [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=4000", "--dump-dom",
-            path.as_uri(),
+            "--enable-logging=stderr", path.as_uri(),
         ],
         capture_output=True, text=True, check=True, timeout=120,
-    ).stdout  # fmt: skip
+    )  # fmt: skip
+    said = [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
+    assert not said, f"the browser's console has {said}"
+    return shown.stdout
+
+
+def after(seconds: float, script: str) -> str:
+    """`script` in the page, once the page had time; what it returns is the page's title."""
+    return (
+        "<script>var wait = ms => new Promise(go => setTimeout(go, ms));"
+        f"setTimeout(async function () {{ var told = await (async function () {{ {script} }})();"
+        f"document.title = JSON.stringify(told); }}, {seconds * 1000});</script>"
+    )
+
+
+def told(dom: str) -> object:
+    """What `after` put into the title."""
+    return json.loads(unescape(re.findall(r"<title>(.*?)</title>", dom)[0]))
 
 
 @browser
@@ -131,8 +205,56 @@ def test_a_click_on_a_column_sorts_by_its_numbers(tmp_path: Path) -> None:
     rows = [["a", Cell(text="10 ms", order=10.0)], ["b", Cell(text="–")],
             ["c", Cell(text="9 ms", order=9.0)]]  # fmt: skip
     file = io.StringIO()
-    page.write("t", "", [Section(title="s", body=page.table(("name", "time"), rows))], file)
+    page.write(
+        "t", "", [Section(title="s", body=page.table(("name", "time"), rows, label="t"))], file
+    )
     click = "<script>document.querySelectorAll('th')[1].click()</script>"
     dom = shown_by_browser(file.getvalue() + click, tmp_path)
     names = re.findall(r"<tr><td>(\w)</td>", dom)
     assert names == ["c", "a", "b"], "ascending, and what has no number last"
+
+
+@browser
+def test_many_problems_are_filtered_limited_and_drawn_when_opened(
+    board: Board, tmp_path: Path
+) -> None:
+    script = """
+      var form = document.getElementById('filter'), before = shown('tr[data-at]');
+      function shown(what) {
+        return Array.from(document.querySelectorAll(what)).filter(e => e.offsetHeight).length; }
+      function plots() { return document.querySelectorAll('.plotly-graph-div').length; }
+      var none = plots();
+      form.elements.device.value = 'v5p';
+      form.dispatchEvent(new Event('input'));
+      await wait(300);
+      var one = shown('tr[data-at]'), cards = shown('details.card');
+      document.querySelector('tr[data-at=p0] a').click();
+      await wait(900);
+      var rows = shown('#p0 .roomy tbody tr'), more = document.querySelector('#p0 button.more');
+      var word = more.textContent;
+      more.click();
+      return [before, none, one, cards, plots() > 0, rows, word, shown('#p0 .roomy tbody tr'),
+              form.querySelector('output').textContent];"""
+    dom = shown_by_browser(written(many(board)) + after(0.5, script), tmp_path)
+    rows = [20, "Show all 30", 30]
+    assert told(dom) == [14, 0, 1, 1, True, *rows, "1 of 14 problems"]
+
+
+@browser
+def test_the_axes_of_a_heat_map_are_chosen_from_a_menu_of_the_browser(
+    board: Board, tmp_path: Path
+) -> None:
+    three = tuple(
+        replace(r, config=r.config[:-1] + f', "bk": {n}}}') for n, r in enumerate(board.rows)
+    )
+    script = """
+      var menu = document.querySelector('figure select'), plot = menu.closest('.plot');
+      function axis() { return plot.querySelector('.xtitle').textContent; }
+      var first = axis();
+      menu.selectedIndex = 1;
+      menu.dispatchEvent(new Event('change'));
+      await wait(300);
+      return [menu.options.length, first + ' × ' + plot.querySelector('.ytitle').textContent
+              !== menu.options[0].text, axis() === menu.options[1].text.split(' ')[0]];"""
+    page_text = written([replace(board, rows=three)])
+    assert told(shown_by_browser(page_text + after(1.5, script), tmp_path)) == [3, True, True]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO
-
-import plotly.graph_objects as go
+from typing import IO, Any
 
 from autotune import page
 from autotune.explain.facts import Explanation
 from autotune.explain.terminal import headline
-from autotune.page import COLOURS, Cell, Section
+from autotune.page import COLOURS, Cell, Figure, Section
 from autotune.report.units import milliseconds
 
 MIB = 2**20
@@ -40,7 +38,7 @@ def _sections(e: Explanation) -> Iterator[Section]:
         yield Section(title="Roofline", body=drawn)
     if e.mask:
         rows: Rows = [[k.replace("_", " "), _number(v)] for k, v in e.mask.items()]
-        yield Section(title="Mask", body=page.table(("of one head", ""), rows))
+        yield Section(title="Mask", body=page.table(("of one head", ""), rows, label="Mask"))
     if e.neighbours:
         yield Section(title="One step away", body=_neighbours(e))
 
@@ -52,40 +50,44 @@ def _timelines(e: Explanation) -> str:
         for part in dict.fromkeys(s.part for s in e.timeline if s.call == call):
             bars = [s for s in e.timeline if (s.call, s.part) == (call, part)]
             lanes = list(dict.fromkeys(s.lane for s in bars))
-            fig = go.Figure()
+            data = []
             for lane in lanes:
                 own = [s for s in bars if s.lane == lane]
-                fig.add_bar(
-                    y=[lane] * len(own), x=[s.duration_us for s in own],
-                    base=[s.start_us for s in own], orientation="h", name=lane,
-                    marker_color=LANES[lane], text=[s.label for s in own],
-                    hovertemplate="%{text}: %{x:.3f} µs from %{base:.3f} µs<extra></extra>",
-                    textposition="inside", insidetextanchor="start", showlegend=False,
+                data.append(
+                    {"type": "bar", "y": [lane] * len(own), "x": [s.duration_us for s in own],
+                     "base": [s.start_us for s in own], "orientation": "h", "name": lane,
+                     "marker": {"color": LANES[lane]}, "text": [s.label for s in own],
+                     "hovertemplate": "%{text}: %{x:.3f} µs from %{base:.3f} µs<extra></extra>",
+                     "textposition": "inside", "insidetextanchor": "start", "showlegend": False}
                 )  # fmt: skip
-            fig.update_layout(barmode="overlay")
-            fig.update_yaxes(autorange="reversed")
-            fig.update_xaxes(title="µs")
+            layout = {
+                "barmode": "overlay", "yaxis": {"autorange": "reversed"},
+                "xaxis": {"title": {"text": "µs"}},
+            }  # fmt: skip
+            fig = Figure(data=data, layout=layout)
             height = 70 + 34 * len(lanes)
             strips.append(page.figure(fig, height=height, label=f"{call}: {part}"))
     return "".join(strips)
 
 
-def _vmem(e: Explanation) -> go.Figure:
+def _vmem(e: Explanation) -> Figure:
     """Stacked bars, the model's beside the compiler's, under the limit."""
-    fig = go.Figure()
+    data = []
     several = len({line.call for line in e.vmem}) > 1
     for line in e.vmem:
         x = [f"{line.call}: {side}" if several else side for side in ("model", "compiler")]
         y = [(size or 0) / MIB for size in (line.model_bytes, line.compiled_bytes)]
-        fig.add_bar(x=x, y=y, name=line.allocation, hovertemplate="%{y:.2f} MiB")
-    if e.vmem_limit_bytes:
-        fig.add_hline(
-            y=e.vmem_limit_bytes / MIB, line_dash="dash", annotation_text="limit",
-            line_color=COLOURS[3],
+        data.append(
+            {"type": "bar", "x": x, "y": y, "name": line.allocation,
+             "hovertemplate": "%{y:.2f} MiB"}
         )  # fmt: skip
-    fig.update_layout(barmode="stack")
-    fig.update_yaxes(title="MiB a TensorCore")
-    return fig
+    layout: dict[str, Any] = {
+        "barmode": "stack",
+        "yaxis": {"title": {"text": "MiB a TensorCore"}},
+    }
+    if e.vmem_limit_bytes:
+        layout |= page.limit_line(e.vmem_limit_bytes / MIB, axis="y")
+    return Figure(data=data, layout=layout)
 
 
 def _scopes(e: Explanation) -> str:
@@ -108,29 +110,33 @@ def _scopes(e: Explanation) -> str:
         "scope", "runs", "cycles each", "share of cycles", "of the MXU limit", "spill loads",
         "spill stores", "units",
     )  # fmt: skip
-    return page.table(header, rows) + "".join(page.paragraph(s) for s in e.scopes_split)
+    return page.table(header, rows, label="Scopes") + "".join(
+        page.paragraph(s) for s in e.scopes_split
+    )
 
 
-def roofline_figure(e: Explanation) -> go.Figure:
-    """Executed FLOPs per byte against TFLOP/s, both logarithmic."""
+def roofline_figure(e: Explanation) -> Figure:
+    """Executed FLOPs per byte against executed TFLOP/s, both logarithmic."""
     r = e.roofline
     assert r is not None
     assert r.intensity is not None
     low, high = min(r.ridge, r.intensity) / 8, max(r.ridge, r.intensity) * 8
     slope = r.peak_tflops / r.ridge
-    fig = go.Figure()
-    fig.add_scatter(
-        x=[low, r.ridge, high], y=[low * slope, r.peak_tflops, r.peak_tflops], mode="lines",
-        name=f"{e.device}: peak and HBM bandwidth",
-    )  # fmt: skip
+    data: list[dict[str, Any]] = [
+        {"type": "scatter", "x": [low, r.ridge, high], "mode": "lines",
+         "y": [low * slope, r.peak_tflops, r.peak_tflops],
+         "name": f"{e.device}: peak and HBM bandwidth"}
+    ]  # fmt: skip
     if r.executed_tflops:
-        fig.add_scatter(
-            x=[r.intensity], y=[r.executed_tflops], mode="markers", marker_size=11,
-            name=f"this candidate ({e.evidence})",
+        data.append(
+            {"type": "scatter", "x": [r.intensity], "y": [r.executed_tflops], "mode": "markers",
+             "marker": {"size": 11}, "name": f"this candidate ({e.evidence})"}
         )  # fmt: skip
-    fig.update_xaxes(type="log", title="executed FLOP per byte of HBM traffic")
-    fig.update_yaxes(type="log", title="TFLOP/s")
-    return fig
+    layout = {
+        "xaxis": {"type": "log", "title": {"text": "executed FLOP per byte of HBM traffic"}},
+        "yaxis": {"type": "log", "title": {"text": "executed TFLOP/s"}},
+    }
+    return Figure(data=data, layout=layout)
 
 
 def _neighbours(e: Explanation) -> str:
@@ -145,7 +151,8 @@ def _neighbours(e: Explanation) -> str:
         ]
         for n in e.neighbours
     ]  # fmt: skip
-    return page.table(("change", "latency", "against this", "VMEM MiB", "ends as"), rows)
+    header = ("change", "latency", "against this", "VMEM MiB", "ends as")
+    return page.table(header, rows, label="One step away")
 
 
 def _amount(value: float | None, form: str) -> Cell:

@@ -1,4 +1,4 @@
-"""The plots of a leaderboard's page. Each takes a board and gives a Plotly figure, or None."""
+"""The plots of a leaderboard's page: each takes a board and gives a figure, or None."""
 
 from __future__ import annotations
 
@@ -8,56 +8,60 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from autotune import device as devices
+from autotune import page
 from autotune.device import Device
 from autotune.errors import UnknownNameError
 from autotune.leaderboard import Board
-from autotune.page import COLOURS
+from autotune.page import COLOURS, Figure
 from autotune.report.units import milliseconds
 from autotune.row import Row
 
 MIB = 2**20
+Point = tuple[float, float]
+Axis = tuple[str, list[float]]
 FUNNEL = ("candidates", "legal and traced", "fit by the model", "compiled", "measured")
 
 
-def heat_map(board: Board) -> go.Figure | None:
+def heat_maps(board: Board) -> list[Figure]:
     """Best latency over two tunables, the others free; x where no value of them is feasible.
 
-    Ranked rows only, so one kind of evidence. The pair with the most known cells comes first; a
-    menu has the others.
+    Ranked rows only, so one kind of evidence. A figure a pair of tunables, the pair with the most
+    known cells first.
     """
     configs = [(json.loads(r.config), r) for r in board.rows]
     axes = _axes([config for config, _ in configs])
-    pairs = list(itertools.combinations(axes, 2))
-    if not pairs:
-        return None
-    pairs.sort(key=lambda pair: -len(_cells(configs, *pair)[0]))
-    fig = go.Figure()
-    for number, (x, y) in enumerate(pairs):
-        xs, ys = axes[x], axes[y]
-        best, why = _cells(configs, x, y)
-        fig.add_heatmap(
-            x=[f"{v}" for v in xs], y=[f"{v}" for v in ys],
-            z=[[_log(best.get((a, b))) for a in xs] for b in ys],
-            text=[[_hover(best, why, a, b) for a in xs] for b in ys],
-            hovertemplate=f"{x} %{{x}}, {y} %{{y}}<br>%{{text}}<extra></extra>",
-            colorscale="Viridis", reversescale=True, colorbar=_ticks(best.values()),
-            visible=number == 0,
-        )  # fmt: skip
-        closed = [(a, b) for a in xs for b in ys if (a, b) in why and (a, b) not in best]
-        fig.add_scatter(
-            x=[f"{a}" for a, _ in closed], y=[f"{b}" for _, b in closed], mode="markers",
-            marker={"symbol": "x", "size": 9, "color": COLOURS[3]}, name="infeasible",
-            text=[why[c] for c in closed], hovertemplate="%{text}<extra></extra>",
-            visible=number == 0, showlegend=False,
-        )  # fmt: skip
-    fig.update_xaxes(title=pairs[0][0], type="category")
-    fig.update_yaxes(title=pairs[0][1], type="category")
-    if len(pairs) > 1:
-        fig.update_layout(updatemenus=[_menu(pairs)])
-    return fig
+    maps = [(_cells(configs, x, y), x, y) for x, y in itertools.combinations(axes, 2)]
+    maps.sort(key=lambda one: -len(one[0][0]))
+    return [_heat_map(best, why, (x, axes[x]), (y, axes[y])) for (best, why), x, y in maps]
+
+
+def _heat_map(best: dict[Point, float], why: dict[Point, str], x: Axis, y: Axis) -> Figure:
+    (x_name, xs), (y_name, ys) = x, y
+    closed = [(a, b) for a in xs for b in ys if (a, b) in why and (a, b) not in best]
+    cells = {
+        "type": "heatmap", "x": [f"{v}" for v in xs], "y": [f"{v}" for v in ys],
+        "z": [[_log(best.get((a, b))) for a in xs] for b in ys],
+        "text": [[_shown(best.get((a, b))) for a in xs] for b in ys], "hoverongaps": False,
+        "hovertemplate": f"{x_name} %{{x}}, {y_name} %{{y}}<br>%{{text}}<extra></extra>",
+        "colorscale": "Viridis", "reversescale": True, "colorbar": _ticks(best.values()),
+        "xgap": 1, "ygap": 1,
+    }  # fmt: skip
+    crosses = {
+        "type": "scatter", "x": [f"{a}" for a, _ in closed], "y": [f"{b}" for _, b in closed],
+        "mode": "markers", "marker": {"symbol": "x", "size": 8, "color": COLOURS[3]},
+        "name": "infeasible", "text": [why[at] for at in closed], "showlegend": False,
+        "hovertemplate": f"{x_name} %{{x}}, {y_name} %{{y}}<br>%{{text}}<extra></extra>",
+    }  # fmt: skip
+    return Figure(
+        name=f"{x_name} × {y_name}",
+        data=[cells, crosses],
+        layout={
+            "xaxis": {"title": {"text": x_name}, "type": "category", "showgrid": False},
+            "yaxis": {"title": {"text": y_name}, "type": "category", "showgrid": False},
+            "plot_bgcolor": "rgba(128,128,128,0.12)",
+        },
+    )
 
 
 def _axes(configs: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
@@ -69,9 +73,6 @@ def _axes(configs: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
                 values.setdefault(name, set()).add(value)
     several = {n: sorted(v) for n, v in values.items() if len(v) > 1}
     return dict(sorted(several.items(), key=lambda item: (-len(item[1]), item[0])))
-
-
-Point = tuple[float, float]
 
 
 def _cells(
@@ -91,15 +92,13 @@ def _cells(
     return best, why
 
 
-def _hover(best: dict[Point, float], why: dict[Point, str], a: float, b: float) -> str:
-    if (a, b) in best:
-        return milliseconds(best[a, b])
-    return why.get((a, b), "not evaluated")
+def _shown(latency_ms: float | None) -> str:
+    return "" if latency_ms is None else milliseconds(latency_ms)
 
 
 def _log(latency_ms: float | None) -> float | None:
     """Colour by orders of magnitude: a default 100 times slower must not hide all else."""
-    return None if latency_ms is None else math.log10(latency_ms)
+    return None if latency_ms is None else round(math.log10(latency_ms), 5)
 
 
 def _ticks(latencies_ms: Iterable[float]) -> dict[str, Any]:
@@ -108,31 +107,16 @@ def _ticks(latencies_ms: Iterable[float]) -> dict[str, Any]:
     return {"tickvals": [math.log10(v) for v in marks], "ticktext": [f"{v:.3g} ms" for v in marks]}
 
 
-def _menu(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    buttons = [
-        {
-            "label": f"{x} × {y}",
-            "method": "update",
-            "args": [
-                {"visible": [i // 2 == number for i in range(2 * len(pairs))]},
-                {"xaxis.title.text": x, "yaxis.title.text": y},
-            ],
-        }
-        for number, (x, y) in enumerate(pairs)
-    ]
-    return {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
-
-
-def predicted(board: Board) -> go.Figure | None:
+def predicted(board: Board) -> Figure | None:
     """Predicted against measured latency; the model's against the compiler's where nothing was
     measured."""
     measured = any(r.latency_measured_ms is not None for r in board.rows)
     truth, word = ("measured", "measured") if measured else ("compiled", "compiled prediction")
-    fig = go.Figure()
+    data: list[dict[str, Any]] = []
     ends: list[float] = []
     for evidence in ("model", "compiled") if measured else ("model",):
         points = [
-            (t, p, r.config)
+            (_rounded(t), _rounded(p), r.config)
             for r in board.rows
             if r.status == "ok"
             and (t := r.latency_ms_of(truth))
@@ -140,22 +124,27 @@ def predicted(board: Board) -> go.Figure | None:
         ]
         if points:
             ends += [v for t, p, _ in points for v in (t, p)]
-            fig.add_scatter(
-                x=[t for t, _, _ in points], y=[p for _, p, _ in points], mode="markers",
-                name=evidence, text=[c for _, _, c in points],
-                hovertemplate="%{text}<br>%{x:.4g} → %{y:.4g} ms<extra></extra>",
+            data.append(
+                _markers(points, name=evidence) | {
+                    "hovertemplate": "%{text}<br>%{x:.4g} → %{y:.4g} ms<extra></extra>",
+                }
             )  # fmt: skip
     if not ends:
         return None
     line = [min(ends), max(ends)]
-    fig.add_scatter(x=line, y=line, mode="lines", name="equal", line={"dash": "dot"})
-    fig.update_xaxes(type="log", title=f"{word}, ms")
-    fig.update_yaxes(type="log", title="predicted, ms")
-    return fig
+    data.append(
+        {"type": "scatter", "x": line, "y": line, "mode": "lines", "name": "equal",
+         "line": {"dash": "dot"}}
+    )  # fmt: skip
+    return Figure(data=data, layout=_logarithmic(f"{word}, ms", "predicted, ms"))
 
 
-def roofline(board: Board) -> go.Figure | None:
-    """Executed FLOP per byte against TFLOP/s of every ranked candidate, under the device's roof."""
+def roofline(board: Board) -> Figure | None:
+    """Executed FLOP per byte against executed TFLOP/s of every ranked candidate, under the roof.
+
+    Executed: what the candidate does, padding and whole blocks included, since that is what the
+    roof bounds; effective TFLOP/s and MFU count less.
+    """
     device = _device(board)
     rows = [r for r in board.rows if r.rank and r.hbm_bytes and r.executed_flops and r.latency_ms]
     if device is None or not rows:
@@ -169,23 +158,45 @@ def roofline(board: Board) -> go.Figure | None:
     ridge = peak / bandwidth
     low = min([ridge, *(x for x, _, _ in points)]) / 4
     high = max([ridge, *(x for x, _, _ in points)]) * 4
-    fig = go.Figure()
-    fig.add_scatter(
-        x=[low, ridge, high], y=[low * bandwidth / 1e12, peak / 1e12, peak / 1e12], mode="lines",
-        name=f"{device.name}: peak and HBM bandwidth",
-    )  # fmt: skip
-    for name, chosen in (
-        ("candidates", [p for p in points if not p[2].is_best]),
-        ("best", [p for p in points if p[2].is_best]),
-    ):
-        fig.add_scatter(
-            x=[x for x, _, _ in chosen], y=[y for _, y, _ in chosen], mode="markers", name=name,
-            text=[r.config for _, _, r in chosen], marker_size=11 if name == "best" else 6,
-            hovertemplate="%{text}<br>%{x:.4g} FLOP/B, %{y:.4g} TFLOP/s<extra></extra>",
+    data: list[dict[str, Any]] = [
+        {"type": "scatter", "x": [low, ridge, high],
+         "y": [low * bandwidth / 1e12, peak / 1e12, peak / 1e12], "mode": "lines",
+         "name": f"{device.name}: peak and HBM bandwidth"}
+    ]  # fmt: skip
+    for name, is_best in (("candidates", False), ("best", True)):
+        chosen = [
+            (_rounded(x), _rounded(y), r.config) for x, y, r in points if r.is_best == is_best
+        ]
+        data.append(
+            _markers(chosen, name=f"{name} ({rows[0].evidence})", size=11 if is_best else 6) | {
+                "hovertemplate": "%{text}<br>%{x:.4g} FLOP/B, %{y:.4g} TFLOP/s<extra></extra>",
+            }
         )  # fmt: skip
-    fig.update_xaxes(type="log", title="FLOP per byte of HBM traffic")
-    fig.update_yaxes(type="log", title="TFLOP/s")
-    return fig
+    axes = _logarithmic("executed FLOP per byte of HBM traffic", "executed TFLOP/s")
+    return Figure(data=data, layout=axes)
+
+
+def _markers(
+    points: Sequence[tuple[float, float, str]], *, name: str, size: int = 6
+) -> dict[str, Any]:
+    return {
+        "type": "scatter", "x": [x for x, _, _ in points], "y": [y for _, y, _ in points],
+        "mode": "markers", "name": name, "text": [t for _, _, t in points],
+        "marker": {"size": size},
+    }  # fmt: skip
+
+
+def _logarithmic(x: str, y: str) -> dict[str, Any]:
+    """Axes with ticks at 1, 2 and 5 of a power of ten: all nine would not fit under a plot."""
+    return {
+        "xaxis": {"type": "log", "title": {"text": x}, "dtick": "D2"},
+        "yaxis": {"type": "log", "title": {"text": y}, "dtick": "D2"},
+    }
+
+
+def _rounded(value: float) -> float:
+    """To more digits than any of these has, and fewer than it takes to write them all."""
+    return float(f"{value:.6g}")
 
 
 def _device(board: Board) -> Device | None:
@@ -207,7 +218,7 @@ LARGEST = 7
 """Allocations that are drawn each in a colour of its own; the rest of a bar is one."""
 
 
-def vmem(board: Board) -> go.Figure | None:
+def vmem(board: Board) -> Figure | None:
     """The winner's VMEM by allocation, under its limit: a bar a kernel, since they run in turn."""
     best = board.best
     if best is None or not best.vmem:
@@ -221,29 +232,29 @@ def vmem(board: Board) -> go.Figure | None:
         for name, size in bar.items():
             largest[name] = max(size, largest.get(name, 0))
     shown = sorted(largest, key=lambda name: -largest[name])[:LARGEST]
-    fig = go.Figure()
+    data: list[dict[str, Any]] = []
     for name in [*shown, *(["others"] if len(largest) > len(shown) else [])]:
         sizes = [
             bar.get(name, 0) if name != "others"
             else sum(size for other, size in bar.items() if other not in shown)
             for bar in bars.values()
         ]  # fmt: skip
-        fig.add_bar(
-            y=list(bars), x=[size / MIB for size in sizes], name=name, orientation="h",
-            hovertemplate="%{y} %{fullData.name}: %{x:.2f} MiB<extra></extra>",
+        data.append(
+            {"type": "bar", "y": list(bars), "x": [_rounded(size / MIB) for size in sizes],
+             "name": name, "orientation": "h",
+             "hovertemplate": "%{y} %{fullData.name}: %{x:.2f} MiB<extra></extra>"}
         )  # fmt: skip
+    layout: dict[str, Any] = {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": "MiB a TensorCore"}},
+        "yaxis": {"showticklabels": len(bars) > 1, "type": "category", "autorange": "reversed"},
+    }
     if best.vmem_limit_bytes:
-        fig.add_vline(
-            x=best.vmem_limit_bytes / MIB, line_dash="dash", line_color=COLOURS[3],
-            annotation_text="limit", annotation_position="top left",
-        )  # fmt: skip
-    fig.update_layout(barmode="stack")
-    fig.update_xaxes(title="MiB a TensorCore")
-    fig.update_yaxes(showticklabels=len(bars) > 1, type="category", autorange="reversed")
-    return fig
+        layout |= page.limit_line(best.vmem_limit_bytes / MIB, axis="x")
+    return Figure(data=data, layout=layout)
 
 
-def funnel(board: Board) -> go.Figure:
+def funnel(board: Board) -> Figure:
     """How many candidates each stage let through."""
     rows = board.rows
     legal = [r for r in rows if r.grid_steps is not None]
@@ -252,7 +263,11 @@ def funnel(board: Board) -> go.Figure:
     measured = [r for r in rows if r.latency_measured_ms is not None]
     numbers = [len(rows), len(legal), len(fit), len(compiled), len(measured)]
     shown = [(n, k) for n, k in zip(FUNNEL, numbers, strict=True) if k or n != "measured"]
-    return go.Figure(
-        go.Funnel(y=[n for n, _ in shown], x=[k for _, k in shown], textinfo="value",
-                  marker_color=COLOURS[0])
-    )  # fmt: skip
+    bars = {
+        "type": "funnel", "y": [n for n, _ in shown], "x": [k for _, k in shown],
+        "textinfo": "value", "hoverinfo": "x+y",
+        # Pale, so that the numbers on it can be read in light and dark.
+        "marker": {"color": "rgba(59,125,216,0.4)"},
+        "connector": {"fillcolor": "rgba(59,125,216,0.15)"},
+    }  # fmt: skip
+    return Figure(data=[bars])

@@ -6,21 +6,26 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-import plotly.graph_objects as go
-
 from autotune import page
 from autotune.leaderboard import Board
-from autotune.page import Cell, Section
+from autotune.page import Cell, Figure, Section
 from autotune.report import figures, table
-from autotune.report.pairs import backward_pairs
+from autotune.report.pairs import BackwardPair, backward_pairs
+from autotune.report.units import milliseconds
 from autotune.row import Row
 
 MIB = 2**20
-SHOWN = 50
-"""Ranked rows of a problem on the page, unless asked for otherwise."""
+FEW = 12
+"""Problems that a page shows unfolded; of more, each is packed until it is opened."""
+SEARCHABLE = 6
+"""Problems from which on a page has a filter."""
+LIMIT = 20
+"""Rows of a table that are shown without being asked for; a button shows the others."""
 Rows = list[list[Cell | str]]
 
-FIGURES = ("latency", "evidence", "vs default", "MFU", "TFLOP/s", "VMEM MiB", "spills")
+FIGURES = (
+    "latency", "evidence", "vs default", "MFU", "TFLOP/s", "VMEM MiB", "of limit", "spills",
+)  # fmt: skip
 OVERVIEW = (
     "problem", "kernel", "device", *FIGURES, "ranked", "pruned", "rejected", "failed", "winner",
 )  # fmt: skip
@@ -28,25 +33,46 @@ OVERVIEW = (
 
 
 def write(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
-    """The page: an overview, the backward pairs, then a section a problem."""
-    sections = [Section(title="Winners", body=page.table(OVERVIEW, _overview(boards), roomy=True))]
-    if pairs := list(backward_pairs(boards)):
-        body = "".join(page.paragraph(f"{pair.title}: {pair.text}") for pair in pairs)
-        sections.append(Section(title="Backward passes, dq + dkv", body=body))
-    sections += [
-        Section(title=table.title(board), body=_problem(board, top or SHOWN), anchor=f"p{i}")
-        for i, board in enumerate(boards)
-    ]
+    """The page: an overview, the backward pairs, then a section a problem, made as it is written.
+
+    A problem's table has all its ranked rows, or `top` and the default.
+    """
     lead = page.paragraph(
         "Latencies say where they come from: model and compiled are predictions, measured is "
         "device time. Click a column's head to sort by it."
     )
-    page.write("autotune leaderboards", lead, sections, file)
+    if len(boards) >= SEARCHABLE:
+        firsts = [board.rows[0] for board in boards]
+        menus = {
+            "kernel": sorted({row.kernel for row in firsts}),
+            "device": sorted({row.device for row in firsts}),
+        }
+        lead += page.filters(menus)
+    page.write("autotune leaderboards", lead, _sections(boards, top), file)
 
 
-def _overview(boards: Sequence[Board]) -> Rows:
+def _sections(boards: Sequence[Board], top: int | None) -> Iterator[Section]:
+    anchors = [f"p{i}" for i in range(len(boards))]
+    overview = page.table(
+        OVERVIEW, _overview(boards, anchors), label="Winners", limit=2 * LIMIT,
+        anchors=anchors, kind="pinned",
+    )  # fmt: skip
+    yield Section(title="Winners", body=overview)
+    if pairs := backward_pairs(boards):
+        yield Section(title="Backward passes, dq + dkv", body=_pairs(pairs, boards))
+    for board, anchor in zip(boards, anchors, strict=True):
+        first, name = board.rows[0], table.title(board)
+        yield Section(
+            title=name, body=_problem(board, top), anchor=anchor,
+            fold="open" if len(boards) <= FEW else "closed",
+            tags={"find": f"{name} {first.problem_key}".lower(),
+                  "kernel": first.kernel, "device": first.device},
+        )  # fmt: skip
+
+
+def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
     rows: Rows = []
-    for board in boards:
+    for board, anchor in zip(boards, anchors, strict=True):
         best, counts = board.best, Counter(r.status for r in board.rows)
         first = board.rows[0]
         ended = [
@@ -55,7 +81,11 @@ def _overview(boards: Sequence[Board]) -> Rows:
             _count(counts["oom"] + counts["unsupported"]),
             _count(sum(counts[s] for s in ("failed", "timeout", "crashed", "wrong"))),
         ]
-        head: list[Cell | str] = [board.title, first.kernel, first.device]
+        head: list[Cell | str] = [
+            Cell(text=first.problem_name or table.shape(first), anchor=anchor),
+            first.kernel,
+            first.device,
+        ]
         if best is None:
             rows.append([*head, *["–"] * len(FIGURES), *ended, "none survived"])
         else:
@@ -63,9 +93,30 @@ def _overview(boards: Sequence[Board]) -> Rows:
     return rows
 
 
+def _pairs(pairs: Sequence[BackwardPair], boards: Sequence[Board]) -> str:
+    anchor = {id(board.best): f"p{i}" for i, board in enumerate(boards)}
+    rows: Rows = [
+        [
+            pair.dq.problem_name or table.shape(pair.dq),
+            pair.dq.device,
+            *(Cell(text=table.banded(half), order=half.latency_ms, anchor=anchor[id(half)])
+              for half in (pair.dq, pair.dkv)),
+            Cell(text=milliseconds(pair.latency_ms), order=pair.latency_ms),
+            pair.dq.evidence,
+            _amount(pair.mfu, ".1%"),
+            _amount(pair.effective_tflops, ".1f"),
+        ]
+        for pair in pairs
+    ]  # fmt: skip
+    header = ("problem", "device", "dq", "dkv", "dq + dkv", "evidence", "MFU", "TFLOP/s")
+    at = [f"{anchor[id(pair.dq)]} {anchor[id(pair.dkv)]}" for pair in pairs]
+    return page.table(header, rows, label="Backward passes", limit=LIMIT, anchors=at, kind="pinned")
+
+
 def _figures(row: Row, board: Board) -> list[Cell | str]:
     gain = table.gain(row, board.default)
     used = row.vmem_compiled_bytes or row.vmem_model_bytes
+    limit = row.vmem_limit_bytes
     spills = None if row.spill_stores is None else (row.spill_loads or 0) + row.spill_stores
     return [
         Cell(text="–") if row.latency_ms is None
@@ -75,16 +126,19 @@ def _figures(row: Row, board: Board) -> list[Cell | str]:
         _amount(row.mfu, ".1%"),
         _amount(row.effective_tflops, ".1f"),
         _amount(None if used is None else used / MIB, ".1f"),
+        _amount(None if limit is None else limit / MIB, ".0f"),
         _amount(spills, ",d"),
     ]  # fmt: skip
 
 
-def _problem(board: Board, top: int) -> str:
+def _problem(board: Board, top: int | None) -> str:
     lines = "".join(page.paragraph(line) for line in table.caption(board))
-    drawn = "".join(
-        page.figure(fig, label=label) for label, fig in _drawn(board) if fig is not None
-    )
-    ranked = [r for r in board.rows if r.rank is not None and (r.rank <= top or r.is_default)]
+    drawn = "".join(page.figure(*figs, label=label) for label, figs in _drawn(board) if figs)
+    ranked = [
+        r
+        for r in board.rows
+        if r.rank is not None and (top is None or r.rank <= top or r.is_default)
+    ]
     header = ("rank", *FIGURES, "blocks")
     body: Rows = [
         [
@@ -95,23 +149,26 @@ def _problem(board: Board, top: int) -> str:
         for r in ranked
     ]
     best = next((i for i, r in enumerate(ranked) if r.is_best), -1)
-    return (
-        f'{lines}<div class="plots">{drawn}</div>'
-        f"{page.table(header, body, bold=best, roomy=True) if body else ''}{_refused(board)}"
-    )
+    name = f"Ranked candidates of {table.title(board)}"
+    rows = page.table(header, body, label=name, bold=best, limit=LIMIT, kind="roomy")
+    return f'{lines}<div class="plots">{drawn}</div>{rows if body else ""}{_refused(board)}'
 
 
-def _drawn(board: Board) -> Iterator[tuple[str, go.Figure | None]]:
+def _drawn(board: Board) -> Iterator[tuple[str, list[Figure]]]:
+    """Figures with their headings; several are choices of one, none is not drawn."""
     measured = any(r.latency_measured_ms is not None for r in board.rows)
     truth = "the measured" if measured else "the compiled prediction"
     yield (
-        "Latency over two tunables, best of the others (× infeasible)",
-        figures.heat_map(board),
+        "Latency over two tunables, best of the others (× infeasible, blank not evaluated)",
+        figures.heat_maps(board),
     )
-    yield f"Predicted latency against {truth}", figures.predicted(board)
-    yield "Roofline, executed FLOPs", figures.roofline(board)
-    yield "VMEM of the winner by allocation", figures.vmem(board)
-    yield "What each stage let through", figures.funnel(board)
+    for label, fig in (
+        (f"Predicted latency against {truth}", figures.predicted(board)),
+        ("Roofline, executed FLOPs", figures.roofline(board)),
+        ("VMEM of the winner by allocation", figures.vmem(board)),
+        ("What each stage let through", figures.funnel(board)),
+    ):
+        yield label, [fig] if fig is not None else []
 
 
 def _refused(board: Board) -> str:
@@ -119,13 +176,12 @@ def _refused(board: Board) -> str:
     ended = Counter((r.status, r.reason or "") for r in board.rows if r.status != "ok")
     if not ended:
         return ""
-    rows: Rows = [[status, reason, _count(n)] for (status, reason), n in ended.most_common(100)]
-    more = f" (the {len(rows)} most common reasons)" if len(ended) > len(rows) else ""
-    summary = f"{sum(ended.values())} candidates did not survive{more}"
-    return (
-        f"<details><summary>{page.text(summary)}</summary>"
-        f"{page.table(('status', 'reason', 'candidates'), rows)}</details>"
-    )
+    rows: Rows = [[status, reason, _count(n)] for (status, reason), n in ended.most_common()]
+    number = sum(ended.values())
+    summary = f"{number} candidate{'s' * (number > 1)} did not survive"
+    header = ("status", "reason", "candidates")
+    reasons = page.table(header, rows, label=summary, limit=LIMIT)
+    return f"<details><summary>{page.text(summary)}</summary>{reasons}</details>"
 
 
 def _count(number: int) -> Cell:

@@ -157,14 +157,19 @@ def title(board: Board) -> str:
     """`name: kernel on device (shape; options)`; of the options what is on or has a value, and the
     dtype where it is not bfloat16, so that no two problems of one shape look alike."""
     first = board.rows[0]
-    problem = json.loads(first.problem)
+    name = f"{first.problem_name}: " if first.problem_name else ""
+    return f"{name}{first.kernel} on {first.device} ({shape(board.rows[0])})"
+
+
+def shape(row: Row) -> str:
+    """`m=4096 k=7168; float32 causal=true`: what a title has in brackets."""
+    problem = json.loads(row.problem)
     told = " ".join(f"{axis}={size}" for axis, size in problem["shape"].items())
     options = [f"{k}={_option(v)}" for k, v in (problem.get("options") or {}).items() if _on(v)]
     dtype = problem.get("dtype") or "bfloat16"
     if more := [*([dtype] if dtype != "bfloat16" else []), *options]:
         told += "; " + " ".join(more)
-    name = f"{first.problem_name}: " if first.problem_name else ""
-    return f"{name}{first.kernel} on {first.device} ({told})"
+    return told
 
 
 def _on(value: object) -> bool:

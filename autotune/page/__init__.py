@@ -1,0 +1,202 @@
+"""One self-contained HTML page: sections, sortable tables, Plotly figures; light and dark.
+
+Nothing is fetched: Plotly's script is inside the page, once, packed, and only where there is a
+figure. What a reader may never open is packed too, and drawn when it is opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal
+
+from autotune.page.script import SCRIPT
+from autotune.page.style import STYLE
+
+COLOURS = ("#3b7dd8", "#e08a2c", "#3a9d6e", "#c2525c", "#8265c9", "#7f8893", "#b59b2b", "#4aa7b5")
+"""Readable on white and on near-black."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A table cell: what is shown, what it is sorted by (the text itself where None), and the
+    `anchor` of the section it leads to."""
+
+    text: str
+    order: float | None = None
+    anchor: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """Plotly's traces and layout as JSON values; `name` is its place in a menu of several.
+
+    Not `plotly.graph_objects`: checking a figure takes them longer than all else a page needs, and
+    the tests do it once.
+    """
+
+    data: list[dict[str, Any]] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A heading and its HTML; `anchor` is its place in the page's address.
+
+    One that is `open` or `closed` can be folded; a closed one is packed and its figures are drawn
+    when it is opened. `tags` are what the page's filter knows of it: `find` (text), and others.
+    """
+
+    title: str
+    body: str
+    anchor: str | None = None
+    fold: Literal["never", "open", "closed"] = "never"
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def text(value: object) -> str:
+    """`value` as HTML text."""
+    return html.escape(str(value))
+
+
+def paragraph(value: str) -> str:
+    return f"<p>{text(value)}</p>"
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Cell | str]],
+    *,
+    label: str,
+    bold: int = -1,
+    limit: int = 0,
+    anchors: Sequence[str] = (),
+    kind: Literal["", "roomy", "pinned"] = "",
+) -> str:
+    """A table that sorts by the column whose head is clicked.
+
+    `label` is its name for who does not see the page. `bold` is the row to stand out; beyond
+    `limit` rows a button shows the rest. `anchors` are the sections that each row stands for, a
+    word each: a row is shown while one of them passes the page's filter. `roomy` gives the last
+    column, of long texts, a width at which they take few lines; `pinned` keeps the first in sight.
+    """
+    numeric = [
+        any(isinstance(row[i], Cell) and row[i].order is not None for row in rows)  # type: ignore[union-attr]
+        for i in range(len(header))
+    ]
+    heads = "".join(
+        f'<th scope="col" aria-sort="none"{" class=number" if is_number else ""}>'
+        f'<button type="button">{text(h)}</button></th>'
+        for h, is_number in zip(header, numeric, strict=True)
+    )
+    body = []
+    for i, row in enumerate(rows):
+        at = f' data-at="{text(anchors[i])}"' if anchors else ""
+        best = " class=best" if i == bold else ""
+        cells = "".join(map(_cell, row, numeric))
+        body.append(f"<tr{best}{at}>{cells}</tr>")
+    more = f' data-limit="{limit}"' if limit else ""
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{text(label)}">'
+        f'<table class="sortable {kind}"{more}><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell | str, is_number: bool) -> str:
+    """`is_number` is the column's: a dash among numbers stands where they do."""
+    kind = " class=number" if is_number else ""
+    if isinstance(cell, str):
+        return f"<td{kind}>{text(cell)}</td>"
+    shown = text(cell.text)
+    if cell.anchor:
+        shown = f'<a href="#{text(cell.anchor)}">{shown}</a>'
+    order = "" if cell.order is None else f' data-order="{cell.order!r}"'
+    return f"<td{kind}{order}>{shown}</td>"
+
+
+def figure(*choices: Figure, label: str, height: int = 340) -> str:
+    """A figure under its `label` as a heading, in the page's width and colours.
+
+    Several `choices` get a menu, the first of them shown.
+    """
+    told = [{"name": c.name, "data": c.data, "layout": c.layout} for c in choices]
+    script = json.dumps(told, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    return (
+        f"<figure><figcaption>{text(label)}</figcaption>"
+        f'<div class="plot" data-height="{height}" aria-label="{text(label)}">'
+        f'<script type="application/json">{script}</script></div></figure>'
+    )
+
+
+def limit_line(at: float, *, axis: Literal["x", "y"]) -> dict[str, Any]:
+    """Of a layout: a dashed line across the plot at `at` of `axis`, named `limit`."""
+    other = "y" if axis == "x" else "x"
+    line = {
+        "type": "line", f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1,
+        f"{axis}ref": axis, f"{other}ref": "paper", "line": {"dash": "dash", "color": COLOURS[3]},
+    }  # fmt: skip
+    name = {
+        axis: at, f"{axis}ref": axis, other: 1, f"{other}ref": "paper", "text": "limit",
+        "showarrow": False, "xanchor": "right", "yanchor": "bottom" if axis == "y" else "top",
+    }  # fmt: skip
+    return {"shapes": [line], "annotations": [name]}
+
+
+def filters(choices: Mapping[str, Sequence[str]]) -> str:
+    """A search field and a menu a tag, by which the sections with tags and their rows are shown."""
+    menus = "".join(
+        f'<label>{text(tag)} <select name="{text(tag)}"><option value="">all</option>'
+        + "".join(f"<option>{text(value)}</option>" for value in values)
+        + "</select></label>"
+        for tag, values in choices.items()
+        if len(values) > 1
+    )
+    return (
+        '<form id="filter" role="search" hidden><label>find <input type="search" name="find" '
+        f'placeholder="name, size, option"></label>{menus}<output></output></form>'
+    )
+
+
+def write(title: str, lead: str, sections: Iterable[Section], file: IO[str]) -> None:
+    """The whole page, section by section. `lead` is HTML under the title."""
+    file.write(
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(title)}</title><style>{STYLE}</style></head>"
+        f"<body><main><h1>{text(title)}</h1>{lead}"
+    )
+    drawn = False
+    for section in sections:
+        drawn = drawn or 'class="plot"' in section.body
+        file.write(_section(section))
+    file.write("</main>")
+    if drawn:
+        from plotly.offline import get_plotlyjs
+
+        file.write(f'<script type="text/plain" id="plotly">{_packed(get_plotlyjs())}</script>')
+    colours = json.dumps(COLOURS)
+    file.write(f"<script>{SCRIPT.replace('COLOURS_OF_PAGE', colours)}</script></body></html>\n")
+
+
+def _section(section: Section) -> str:
+    anchor = f' id="{text(section.anchor)}"' if section.anchor else ""
+    tags = "".join(f' data-{tag}="{text(value)}"' for tag, value in section.tags.items())
+    head = f"<h2>{text(section.title)}</h2>"
+    if section.fold == "never":
+        return f"<section{anchor}{tags}>{head}{section.body}</section>"
+    body = section.body
+    if section.fold == "closed":
+        body = f'<script type="text/plain" class="packed">{_packed(body)}</script>'
+    is_open = " open" if section.fold == "open" else ""
+    return f'<details class="card"{is_open}{anchor}{tags}><summary>{head}</summary>{body}</details>'
+
+
+def _packed(value: str) -> str:
+    """For `unpack` of the page's script: a quarter of the size, and nothing that ends a tag."""
+    return base64.b64encode(gzip.compress(value.encode(), mtime=0)).decode()

@@ -11,6 +11,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ from test_cli import call
 
 import autotune
 from autotune.errors import InputError, NoResultError
-from autotune.lookup import StaleResultsWarning, best_config, forget
+from autotune.lookup import StaleResultsWarning, best_config, forget, names
 
 SHAPE = {"m": 4096, "k": 7168, "n": 18432}
 ATTENTION = {
     "batch": 1, "q_heads": 8, "kv_heads": 8, "q_len": 4096, "kv_len": 4096, "head_dim_qk": 128,
     "head_dim_v": 128,
 }  # fmt: skip
-FLASH_DEFAULTS = {"causal": False, "use_exp2": True, "residuals": False, "window": None}
+FLASH_DEFAULTS = {"causal": False, "use_exp2": True, "residuals": False, "logit_soft_cap": None}
 BLOCKS = {"block_q": 1024, "block_kv": 512}
 
 
@@ -76,10 +77,10 @@ def test_another_device_is_a_miss_even_where_the_nearest_would_do(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"kernel": "splash"}, "there are results for matmul"),
+        ({"kernel": "jax.matmul"}, "there are results for matmul"),
+        ({"kernel": "my.module:KERNEL"}, "there are results for matmul"),
         ({"dtype": "float32"}, "it was tuned in bfloat16"),
         ({"shape": {**SHAPE, "m": 4097}}, "other shapes of it were tuned"),
-        ({"shape": {"m": 4096, "k": 7168, "cols": 18432}}, "its axes are k, m, n"),
         ({"options": {"transpose_rhs": True}}, "that shape was tuned with options {}"),
     ],
 )
@@ -101,8 +102,8 @@ def test_a_miss_says_what_there_is_instead(
         {"causal": True},
         {"causal": True, "use_exp2": True},
         {"causal": True, "use_exp2": True, "residuals": False},
-        {"causal": True, "window": None},
-        {"causal": True, "use_exp2": True, "residuals": False, "window": None},
+        {"causal": True, "logit_soft_cap": None},
+        {"causal": True, "use_exp2": True, "residuals": False, "logit_soft_cap": None},
     ],
     ids=lambda options: ",".join(options),
 )
@@ -117,8 +118,7 @@ def test_options_at_their_defaults_may_be_given_or_left_out(
     "options",
     [
         {}, {"causal": False}, {"causal": True, "use_exp2": False}, {"causal": 1},
-        {"causal": True, "window": 1024}, {"causal": True, "unknown": True},
-        {"causal": True, "unknown": False},
+        {"causal": True, "logit_soft_cap": 30},
     ],
     ids=str,
 )  # fmt: skip
@@ -131,12 +131,62 @@ def test_an_option_with_another_value_is_another_problem(
             ask_flash(tmp_path, options, on_miss=on_miss)
 
 
+WRONG_NAMES = {
+    "kernel": ({"kernel": "matmull"}, "unknown kernel 'matmull'; did you mean 'matmul'? (known: "),
+    "no kernel": ({"kernel": "a b:C"}, "kernel: 'a b:C' is not allowed; a known kernel, or packag"),
+    "axis": ({"shape": {"mm": 1}}, "unknown shape entry of matmul 'mm'; did you mean 'm'? (known:"),
+    "option": ({"options": {"epilog": None}}, "unknown option of matmul 'epilog'; did you mean 'e"),
+    "dtype": ({"dtype": "bf16"}, "dtype: 'bf16' is not allowed; bfloat16, float32, float8_"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["nothing stored", "stored"])
+@pytest.mark.parametrize("case", WRONG_NAMES)
+def test_a_name_that_is_wrong_whatever_is_stored_is_bad_input_and_no_miss(
+    case: str, stored: bool, tmp_path: Path
+) -> None:
+    if stored:
+        store_matmul(tmp_path, **SHAPE)
+    change, told = WRONG_NAMES[case]
+    asked: dict[str, Any] = {"kernel": "matmul", "shape": SHAPE, "device": "v6e"} | change
+    for on_miss in ("error", "nearest", "default"):
+        with pytest.raises(InputError) as error:
+            best_config(**asked, results=tmp_path, on_miss=on_miss)
+        assert told in str(error.value)
+
+
+def test_the_names_of_the_built_in_kernels_are_those_of_the_kernels() -> None:
+    from autotune.kernels import base
+    from autotune.kernels.registry import REGISTRY
+
+    assert set(names.BUILT_IN) == set(REGISTRY)
+    for name, (axes, options) in names.BUILT_IN.items():
+        try:
+            kernel = base.load(name)
+        except InputError:  # another project's, which is not installed
+            continue
+        assert sorted(axes.split()) == sorted(kernel.axes), name
+        assert sorted(options.split()) == sorted(kernel.options), name
+
+
+def test_a_users_kernel_goes_by_its_address_and_by_its_folders_name(tmp_path: Path) -> None:
+    board = store(tmp_path, row(problem("my.module:KERNEL", {"rows": 8}), {"block": 8}, 1.0))
+    for name in ("my.module:KERNEL", board.path.parent.name):
+        ask = partial(best_config, name, device="v6e", results=tmp_path)
+        assert ask({"rows": 8}) == {"block": 8}
+        assert ask({"rows": 8}).found.kernel == "my.module:KERNEL"
+        with pytest.raises(InputError, match="KERNEL 'row'; did you mean 'rows'"):
+            ask({"row": 8})
+        with pytest.raises(NoResultError):  # which options it has, only its import would tell
+            ask({"rows": 8}, options={"gate": True})
+
+
 def test_problems_that_differ_in_one_option_are_told_apart(tmp_path: Path) -> None:
     store_flash(tmp_path, {"block_q": 1, "block_kv": 1})
-    store_flash(tmp_path, {"block_q": 2, "block_kv": 2}, options={"window": 1024})
+    store_flash(tmp_path, {"block_q": 2, "block_kv": 2}, options={"logit_soft_cap": 30})
     assert ask_flash(tmp_path)["block_q"] == 1
-    assert ask_flash(tmp_path, {"window": 1024.0})["block_q"] == 2, "1024.0 is 1024"
-    assert ask_flash(tmp_path, {"window": None})["block_q"] == 1
+    assert ask_flash(tmp_path, {"logit_soft_cap": 30.0})["block_q"] == 2, "30.0 is 30"
+    assert ask_flash(tmp_path, {"logit_soft_cap": None})["block_q"] == 1
 
 
 def test_masks_are_compared_by_what_they_mean(tmp_path: Path) -> None:
@@ -417,6 +467,7 @@ def test_neither_the_import_nor_a_lookup_imports_jax(tmp_path: Path) -> None:
     store_matmul(tmp_path, **SHAPE)
     code = f"""
 import sys, autotune
+from autotune.errors import InputError
 assert not {{"jax", "pandas", "pyarrow"}} & set(sys.modules), "import autotune is light"
 for on_miss in ("error", "nearest"):
     found = autotune.best_config("matmul", {SHAPE}, device="v6e", results={str(tmp_path)!r},
@@ -424,6 +475,10 @@ for on_miss in ("error", "nearest"):
 try:
     autotune.best_config("matmul", {{"m": 7}}, device="v6e", results={str(tmp_path)!r})
 except LookupError:
+    pass
+try:
+    autotune.best_config("matmul", {{"mm": 7}}, device="v6e", results={str(tmp_path)!r})
+except InputError:
     pass
 assert "jax" not in sys.modules
 print(found["bm"])
@@ -487,6 +542,9 @@ BAD = {
     "option": (["--shape", "m=1", "--device", "v6e", "--option", "causal"], 2, "--option 'causal'"),
     "device": (["--shape", "m=1", "--device", "v9"], 2, "unknown device 'v9'"),
     "option of a name": (["--problem", "x", "--option", "a=1"], 2, "--option belongs to --shape"),
+    "axis": (["--shape", "mm=1", "--device", "v6e"], 2, "unknown shape entry of matmul 'mm'"),
+    "option name": (
+        ["--shape", "m=1", "--device", "v6e", "--option", "epi=1"], 2, "unknown option of matmul"),
     "name": (["--problem", "x"], 4, "no stored result in"),
     "name on a chip": (["--problem", "up", "--device", "v5p"], 4, "on v5p (stored: up)"),
     "two": (["--problem", "up"], 2, "is not one problem but 2"),
@@ -505,6 +563,21 @@ def test_best_is_one_line_and_its_status_where_there_is_no_answer(
     status, out, err = call(capsys, "best", "matmul", "--results", str(tmp_path), *arguments)
     assert (status, out, err.count("\n")) == (expected, "", 1)
     assert told in err
+
+
+def test_best_tells_a_kernel_it_does_not_know_from_a_problem_it_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(tmp_path, row(problem("my.module:KERNEL", {"rows": 8}, name="up"), {"block": 8}, 1.0))
+    for name, problem_name, expected, told in (
+        ("my.module.KERNEL", "up", 0, ""),
+        ("my.module:KERNEL", "down", 4, "(stored: up)"),
+        ("KERNEL", "up", 2, "unknown kernel 'KERNEL'"),
+    ):
+        asked = ["best", name, "--problem", problem_name, "--results", str(tmp_path)]
+        status, _, err = call(capsys, *asked)
+        assert (status, told in err) == (expected, True), (name, err)
+    assert "my.module:KERNEL, package.module:ATTRIBUTE, splash" in err, "how to name one's own"
 
 
 def test_what_reads_leaderboards_is_no_part_of_a_kernels_fingerprint() -> None:

@@ -27,7 +27,13 @@ class OnMiss(enum.StrEnum):
 
 @app.command(epilog="Example: autotune best matmul --shape m=4096,k=7168,n=18432 --device tpu7x")
 def best(
-    kernel: Annotated[str, typer.Argument(help="Kernel, as in the config file.")],
+    kernel: Annotated[
+        str,
+        typer.Argument(
+            help="Kernel, as in the config file: matmul, jax.splash ...; your own as "
+            "package.module:ATTRIBUTE, or as its folder under the results is called."
+        ),
+    ],
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", help="Axes as m=4096,k=7168,n=18432; one left out is 1."),
@@ -131,10 +137,11 @@ def _asked(
 def _named(kernel: str, name: str, device: str | None, results: str | None) -> BestConfig:
     """The best config of the stored problem called `name`, or with that key."""
     from autotune import device as devices
-    from autotune.lookup import best, library
+    from autotune.lookup import best, library, names
 
     chip = None if device is None else (devices.of_kind(device) or devices.get(device)).name
     shelf = library.opened(library.source_of(results))
+    kernel = names.kernel_called(kernel, shelf.stored)
     found = {
         (s.row.device, s.row.problem_key): s
         for s in reversed(shelf.stored)  # so that the first, of the strongest evidence, stays
@@ -144,9 +151,9 @@ def _named(kernel: str, name: str, device: str | None, results: str | None) -> B
     }
     if not found:
         where = f" on {chip}" if chip else ""
-        names = sorted({s.row.problem_name or s.row.problem_key for s in shelf.stored
+        known = sorted({s.row.problem_name or s.row.problem_key for s in shelf.stored
                         if s.row.kernel == kernel})  # fmt: skip
-        listed = ", ".join(names) or "none"
+        listed = ", ".join(known) or "none"
         raise NoResultError(
             f"no stored result in {shelf.source} for {kernel} {name!r}{where} (stored: {listed})"
         )

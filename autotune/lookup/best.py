@@ -78,7 +78,8 @@ def best_config(
     with another device, dtype or options; with another shape only under `on_miss="nearest"`.
 
     Args:
-      kernel: as in the config file: `matmul`, `jax.splash`, `package.module:ATTRIBUTE` …
+      kernel: as in the config file: `matmul`, `jax.splash`, `package.module:ATTRIBUTE` …; of a
+        user's own also the name of its folder under the results, `package.module.ATTRIBUTE`.
       shape: axis -> size. An axis left out is 1.
       device: `tpu7x`, `v6e` …, or `jax.Device.device_kind` of one.
       options: the kernel's; those at their defaults may be left out.
@@ -92,15 +93,16 @@ def best_config(
 
     Raises:
       NoResultError: nothing stored answers (it is a LookupError too).
-      InputError: an unknown device, a size below 1, results that do not exist.
+      InputError: a name that is wrong whatever is stored (of a device, a kernel, a dtype, one of
+        the kernel's axes or options), a size below 1, results that do not exist.
     """
     if on_miss not in ON_MISS:
         raise InputError(f"on_miss: {shown(on_miss)} is not allowed; {', '.join(ON_MISS)}")
     query = Query.of(kernel, shape, device=device, options=options, dtype=dtype)
     source = library.source_of(results)
     answer = _found(query, source, on_miss)
-    if isinstance(answer, str):
-        return _default(query, answer)
+    if isinstance(answer, _Miss):
+        return _default(answer.query, answer.reason)
     stored, found = answer
     _warn_once(stored, found)
     return BestConfig(stored.config, found)
@@ -128,10 +130,18 @@ def match_of(stored: Stored, *, reason: str | None = None) -> Match:
     )
 
 
-def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | str:
-    """What answers; where that is the kernel's default, why nothing stored does.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Miss:
+    """The kernel's default is to answer the query; why nothing stored does."""
 
-    Raises NoResultError.
+    query: Query
+    reason: str
+
+
+def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | _Miss:
+    """What of the stored answers.
+
+    Raises NoResultError, and InputError for a name that the kernel does not have.
     """
     asked = (
         query.kernel, query.device, query.dtype, on_miss, tuple(query.shape.items()),
@@ -141,14 +151,19 @@ def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | st
     known: tuple[Stored, Match] | None = shelf.answers.get(asked)
     if known is not None and known[0].unchanged:
         return known
-    exact = _exact(query, shelf)
+    try:
+        query = query.checked(shelf.stored)
+        exact = _exact(query, shelf)
+    except InputError:
+        exact = None
     if exact is None:  # off the fast path: what was swept meanwhile counts
         shelf = library.opened(source, fresh=True)
+        query = query.checked(shelf.stored)
         exact = _exact(query, shelf)
     if exact is not None:
         answer = exact, match_of(exact)
     elif on_miss == "default":
-        return _absent(query, shelf)
+        return _Miss(query=query, reason=_absent(query, shelf))
     elif on_miss == "nearest":
         near, why = _nearest(query, shelf)
         answer = near, match_of(near, reason=why)
@@ -211,8 +226,6 @@ def _absent(query: Query, shelf: Library) -> str:
     shaped = [s for s in there if query.shape_beside(s) == s.shape and s.dtype == query.dtype]
     if shaped:
         return f"{told}; that shape was tuned with options {json.dumps(shaped[0].options)}"
-    if not any(query.shape_beside(s) for s in there):
-        return f"{told}; its axes are {', '.join(there[0].shape)}"
     return f"{told}; other shapes of it were tuned"
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from autotune.errors import InputError
 from autotune.row import EVIDENCE, SCHEMA, Row, checked
+from autotune.stored import statement_of
 
 VARIABLE = "AUTOTUNE_RESULTS"
 PACKAGE = "package:"
@@ -153,14 +154,14 @@ def _best_of(file: Traversable) -> Stored | None:
     best = table.select(columns).slice(marks.index(True), 1)
     (record,) = best.cast(pa.schema([SCHEMA.field(n) for n in columns])).to_pylist()
     row = checked(Row(**record))
-    problem = json.loads(row.problem)
+    stated = statement_of(row)
     if row.status != "ok":
         return None
     return Stored(
         row=row,
-        shape=problem["shape"],
-        options=problem.get("options") or {},
-        dtype=problem.get("dtype", "bfloat16"),
+        shape=stated.shape,
+        options=stated.options,
+        dtype=stated.dtype,
         config=json.loads(row.config),
         path=str(file),
         stamp=stamp,

@@ -6,18 +6,21 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune import device as devices
 from autotune.errors import InputError, shown
 from autotune.kernels import masks
+from autotune.lookup import names
 from autotune.lookup.library import Stored
 from autotune.problem import Problem
 
 _BLOCKS_OF_AXES = {"m": ("bm",), "k": ("bk",), "n": ("bn",)}
 """Tunables that are a block of an axis but not named `block_…`."""
+_DTYPES = frozenset(name for chip in devices.DEVICES.values() for name in chip.matmul_dtypes)
+"""Of the operands that some device multiplies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +44,12 @@ class Query:
         options: Mapping[str, Any] | None,
         dtype: str,
     ) -> Query:
-        """The checked query. Raises InputError for a device or a size that does not exist."""
+        """The checked query. Raises InputError for a device, a dtype or a size that does not
+        exist."""
         chip = devices.of_kind(device) or devices.get(device)
+        if dtype not in _DTYPES:
+            allowed = ", ".join(sorted(_DTYPES))
+            raise InputError(f"dtype: {shown(dtype)} is not allowed; {allowed}")
         return cls(
             kernel=kernel,
             device=chip.name,
@@ -50,6 +57,15 @@ class Query:
             options={name: _plain(value) for name, value in (options or {}).items()},
             dtype=dtype,
         )
+
+    def checked(self, stored: Sequence[Stored]) -> Query:
+        """This query with the kernel's name as it is stored.
+
+        Raises InputError for no kernel's name, or an axis or option that the kernel does not have.
+        """
+        kernel = names.kernel_called(self.kernel, stored)
+        names.check_names(kernel, self.shape, self.options, stored)
+        return self if kernel == self.kernel else replace(self, kernel=kernel)
 
     @property
     def text(self) -> str:
@@ -92,8 +108,8 @@ class Query:
         if {k: v for k, v in spelled.items() if v is not None} == stored.options:
             return True
         for count in range(len(spelled), -1, -1):
-            for names in itertools.combinations(spelled, count):
-                options = {name: spelled[name] for name in names}
+            for chosen in itertools.combinations(spelled, count):
+                options = {name: spelled[name] for name in chosen}
                 problem = Problem(
                     kernel=self.kernel,
                     device=self.device,

@@ -122,7 +122,7 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
         name=name, grid=grid, grid_steps=steps, dimension_semantics=semantics,
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
         windows=tuple(operand.window for operand in operands),
-        scratch=scratch, temporaries_bytes=0 if inner else temporaries_bytes(body),
+        scratch=scratch, temporaries_bytes=0 if inner else temporaries_bytes(body, device),
         scopes=scopes, scope_flops=flops, executed_flops=sum(flops.values()),
         classes=classes, fill_bytes=fill, drain_bytes=drain,
         parallel_splits=_splits(semantics, grid, device),

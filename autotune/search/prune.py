@@ -26,6 +26,7 @@ from autotune.progress import Progress
 from autotune.row import Row
 from autotune.search.evaluate import Judge, Judged
 from autotune.search.space import Space
+from autotune.traced import measured_spills
 
 Work = Callable[[Iterable[Candidate]], Iterator[tuple[Candidate, Compiled]]]
 Share = Callable[
@@ -223,6 +224,7 @@ class Stages:
                 "kind": "traced",
                 "kernel_fingerprint": judge.kernel_fingerprint,
                 "record_fingerprint": self._fingerprint("autotune.pallas_call:trace"),
+                "measured_spills": measured_spills.fingerprint(),
                 "versions": environment.versions(),
                 "flags": environment.compile_flags(os.environ),
                 "problem_key": judge.problem.key,

@@ -102,6 +102,7 @@ def _spaces(
                 )
     spaces = {spec.problem.key: space_of(spec) for spec in specs.values()}
     if replay is not None:
+        replay.check_answers(list(specs))
         spaces = {p.key: spaces[p.key].joined(replay.samples(p)) for p in specs}
     return [(spec, spaces[spec.problem.key]) for spec in specs.values()]
 

@@ -142,6 +142,25 @@ def test_files_that_are_no_recording_are_one_line_each(tmp_path: Path) -> None:
         Replay(tmp_path / "x.bin")
 
 
+def test_a_recording_that_answers_to_no_problem_is_bad_input_that_says_what_it_has(
+    tmp_path: Path,
+) -> None:
+    replay = recorded(tmp_path, row())
+    replay.check_answers([problem(m=512), problem()])
+    with pytest.raises(InputError, match="no row is of a problem of the configs; it has matmul m="
+                       "256 k=512 n=512 on v6e$"):  # fmt: skip
+        replay.check_answers([problem(m=512)])
+    replay = recorded(tmp_path, {**row(), "kernel": "of.nobody"})
+    with pytest.raises(InputError, match=r"of the configs; it has of\.nobody on v6e$"):
+        replay.check_answers([problem()])
+    replay = recorded(tmp_path, row(0.1, {**CONFIG, "bm": 100}))
+    with pytest.raises(InputError, match="are of configs that are not legal there"):
+        replay.check_answers([problem()])
+    many = recorded(tmp_path, *[row(shape={**SHAPE, "m": 256 * n}) for n in range(2, 10)])
+    with pytest.raises(InputError, match="m=1792 k=512 n=512 on v6e and 2 more$"):
+        many.check_answers([problem()])
+
+
 def test_a_recorded_candidate_outside_the_space_joins_it(tmp_path: Path) -> None:
     from autotune import device as devices
     from autotune.search import space

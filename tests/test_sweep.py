@@ -382,15 +382,27 @@ def test_a_recording_answers_for_a_tpu_and_measured_rows_rank_first(swept: Workp
 
 
 @pytest.mark.compiler
-def test_a_recording_without_the_problem_is_said_in_one_line(swept: Workplace) -> None:
+def test_a_recording_without_the_problem_is_said_and_one_without_any_is_bad_input(
+    swept: Workplace,
+) -> None:
     recording = _recording(swept, {"256 256": 0.5}, name="other.csv")
     text = (swept.folder / recording).read_text().replace('""m"": 256', '""m"": 512')
     (swept.folder / recording).write_text(text)
-    _, err = swept.run("sweep", "c.yaml", "--replay", recording, "--results", "none")
-    assert err == (
-        "autotune: tiny: no row for it in other.csv, which has matmul on v6e; nothing is timed\n"
+    arguments = ("--replay", recording, "--results", "none")
+    out, err = swept.run("sweep", "c.yaml", *arguments, expect=2)
+    assert (out, err) == (
+        "",
+        "autotune: --replay other.csv: no row is of a problem of the configs; it has "
+        "matmul m=512 k=512 n=512 on v6e\n",
     )
-    assert {r.evidence for r in swept.board("none").rows if r.rank} == {"compiled"}
+    assert not (swept.folder / "none").exists()
+    more = swept.config(TINY.replace("m: 256", "m: 512").replace("tiny", "other"), "more.yaml")
+    _, err = swept.run("sweep", "c.yaml", more, *arguments)
+    told = "tiny: no row for it in other.csv, which has matmul on v6e; nothing is timed\n"
+    assert told in err
+    boards = [leaderboard.read(p) for p in (swept.folder / "none").rglob("*.parquet")]
+    ranked = {(b.title, r.evidence) for b in boards for r in b.rows if r.rank}
+    assert ranked == {("tiny", "compiled"), ("other", "measured")}
 
 
 @pytest.mark.parametrize(

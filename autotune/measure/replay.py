@@ -67,6 +67,24 @@ class Replay:
         more = f" and {len(kinds) - 6} more" if len(kinds) > 6 else ""
         return (", ".join(kinds[:6]) + more) or "nothing"
 
+    def check_answers(self, problems: Sequence[Problem]) -> None:
+        """Raises InputError, naming what the file has, where no row of it answers to any problem:
+        a sweep would time nothing, which nobody who gives a recording means."""
+        if any(self.samples(problem) for problem in problems):
+            return
+        recorded = self.problems()
+        if same := [p for p in recorded if p in problems]:
+            raise InputError(
+                f"--replay {self.path}: its rows of {same[0].label} are of configs that are not "
+                "legal there; nothing could be timed"
+            )
+        labels = [f"{p.label} on {p.device}" for p in recorded]
+        more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
+        has = "; ".join(labels[:6]) + more if labels else self.held
+        raise InputError(
+            f"--replay {self.path}: no row is of a problem of the configs; it has {has}"
+        )
+
     def samples(self, problem: Problem) -> Samples:
         """Each recorded candidate of the problem that is legal here, with its times in ms."""
         if problem.key not in self._known:

@@ -277,6 +277,8 @@ BAD_USAGE = {
     "replay of compiled": (["--replay", "r.csv"], "--replay goes with --against measure only"),
     "replay": (["--against", "measure", "--replay", "gone.csv"], "--replay gone.csv"),
     "tolerance": (["--tolerance", "-1"], "--tolerance"),
+    "nan": (["--tolerance", "nan"], "--tolerance 'nan' is not allowed"),
+    "inf": (["--tolerance", "inf"], "--tolerance inf is not allowed; a share such as 0.02"),
     "against": (["--against", "silicon"], "--against 'silicon'"),
 }
 

@@ -95,6 +95,10 @@ class Until(enum.StrEnum):
 
 
 Results = Annotated[Path, typer.Option("--results", help="Where leaderboards are kept.")]
+Boards = Annotated[Path, typer.Argument(help="A results directory or one leaderboard file.")]
+OnlyProblem = Annotated[
+    str | None, typer.Option("--problem", help="Only problems whose name, kernel or key has this.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", help="Worker processes; one per core, at most 6, unless given.", min=1),
@@ -124,6 +128,14 @@ def _root(
 def positive(option: str, value: float | None) -> None:
     if value is not None and not 0 < value < float("inf"):
         raise InputError(f"{option} {value:g} is not allowed; a number above 0")
+
+
+def device_called(text: str | None) -> str | None:
+    """The device's own name; JAX's name for its kind will do too. Raises InputError for no
+    device's."""
+    from autotune import device as devices
+
+    return None if text is None else (devices.of_kind(text) or devices.get(text)).name
 
 
 def progress_bars() -> AbstractContextManager[Progress]:

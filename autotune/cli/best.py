@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.app import app
+from autotune.cli.app import app, device_called
 from autotune.errors import InputError, NoResultError
 
 if TYPE_CHECKING:
@@ -136,10 +136,9 @@ def _asked(
 
 def _named(kernel: str, name: str, device: str | None, results: str | None) -> BestConfig:
     """The best config of the stored problem called `name`, or with that key."""
-    from autotune import device as devices
     from autotune.lookup import best, library, names
 
-    chip = None if device is None else (devices.of_kind(device) or devices.get(device)).name
+    chip = device_called(device)
     shelf = library.opened(library.source_of(results))
     kernel = names.kernel_called(kernel, shelf.stored)
     found = {

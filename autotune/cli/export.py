@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.app import app, opened, stored
+from autotune.cli.app import Boards, OnlyProblem, app, device_called, opened, stored
 from autotune.cli.report import matches
 from autotune.errors import InputError
 
@@ -27,12 +27,8 @@ class Target(enum.StrEnum):
 @app.command(epilog="Example: autotune export jax results --problem attention")
 def export(
     target: Annotated[Target, typer.Argument(help="Whose form: jax, maxtext, tokamax or json.")],
-    results: Annotated[
-        Path, typer.Argument(help="A results directory or one leaderboard file.")
-    ] = Path("results"),
-    problem: Annotated[
-        str | None, typer.Option(help="Only problems whose name, kernel or key contains this.")
-    ] = None,
+    results: Boards = Path("results"),
+    problem: OnlyProblem = None,
     device: Annotated[str | None, typer.Option(help="Only those tuned for this device.")] = None,
     output: Annotated[
         Path | None,
@@ -51,10 +47,9 @@ def export(
 
     Exit status: 0; 2 for bad input, or when nothing can be expressed.
     """
-    from autotune import device as devices
     from autotune import export as exports
 
-    chip = None if device is None else devices.get(device).name
+    chip = device_called(device)
     boards = [
         b
         for b in stored(results)

@@ -60,8 +60,8 @@ def gate(
     if replay is not None and against is not Until.measure:
         raise InputError("--replay goes with --against measure only")
     positive("--timeout", timeout)
-    if tolerance == float("inf"):
-        raise InputError("--tolerance inf is not allowed; a share such as 0.02")
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise InputError(f"--tolerance {tolerance:g} is not allowed; a share such as 0.02")
     from autotune import gate as gates
 
     request = gates.Request(

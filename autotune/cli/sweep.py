@@ -18,6 +18,16 @@ class Timer(enum.StrEnum):
     host = "host"
 
 
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Share the work with every sweep on it: postgresql://user:password@host/database, "
+        "sqlite:///path or journal://path.",
+    ),
+]
+
+
 @app.command(epilog="Example: autotune sweep configs/dsv3.yaml --trials 24 --jobs 2")
 def sweep(
     config: Annotated[list[Path], typer.Argument(help="YAML configs; see configs/.")],
@@ -39,14 +49,7 @@ def sweep(
     jobs: Jobs = None,
     timeout: Timeout = 300.0,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Share the work with every sweep on it: postgresql://user:password@host/database, "
-            "sqlite:///path or journal://path.",
-        ),
-    ] = None,
+    storage: Storage = None,
     replay: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Take times from a recording (CSV, Parquet), not a TPU."),

@@ -35,7 +35,12 @@ def report(
         str | None, typer.Option(help="Only problems whose name, kernel or key contains this.")
     ] = None,
     top: Annotated[
-        int | None, typer.Option(help="Ranked rows to show; json and csv show all.", min=1)
+        int | None,
+        typer.Option(
+            help="Ranked rows of each problem; without it tables tell many problems in a line "
+            "each, json, csv and html all rows.",
+            min=1,
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
 ) -> None:
@@ -57,7 +62,11 @@ def matches(board: Board, text: str) -> bool:
     )
 
 
-def write(boards: Sequence[Board], format: Format, *, top: int | None, output: Path | None) -> None:
+def write(
+    boards: Sequence[Board], format: Format, *, top: int | None, output: Path | None, usual: int = 5
+) -> None:
+    """Writes `boards`. A table shows `top` ranked rows of each problem; where the user says
+    nothing, `usual` of a few problems and the winner only of many."""
     from autotune.report import document, table
 
     with opened(output) as file:
@@ -69,7 +78,16 @@ def write(boards: Sequence[Board], format: Format, *, top: int | None, output: P
             from autotune.report import html
 
             html.write(boards, top=top, file=file)
-        elif format is Format.markdown:
-            table.write_markdown(boards, top=top or 5, file=file)
         else:
-            table.write_terminal(boards, top=top or 5, file=file)
+            from autotune.report import summary
+
+            many = top is None and len(boards) > summary.FEW
+            if format is Format.markdown and many:
+                summary.write_markdown(boards, file=file)
+            elif format is Format.markdown:
+                table.write_markdown(boards, top=top or usual, file=file)
+            else:
+                if not many:
+                    table.write_terminal(boards, top=top or usual, file=file)
+                if len(boards) > 1:
+                    summary.write_terminal(boards, many=many, file=file)

@@ -94,6 +94,6 @@ def sweep(
     )
     with progress_bars() as progress:
         boards = pipeline.run(loaded, plan, progress)
-    write(boards, Format.table, top=3, output=None)
+    write(boards, Format.table, top=None, usual=3, output=None)
     if any(board.best is None for board in boards):
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import IO
 from autotune import page
 from autotune.leaderboard import Board
 from autotune.page import Cell, Figure, Section
-from autotune.report import figures, table
+from autotune.report import figures, summary, table
 from autotune.report.pairs import BackwardPair, backward_pairs
 from autotune.report.units import milliseconds
 from autotune.row import Row
@@ -72,7 +72,7 @@ def _sections(boards: Sequence[Board], top: int | None) -> Iterator[Section]:
 
 def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
     rows: Rows = []
-    for board, anchor in zip(boards, anchors, strict=True):
+    for board, name, anchor in zip(boards, summary.names(boards), anchors, strict=True):
         best, counts = board.best, Counter(r.status for r in board.rows)
         first = board.rows[0]
         ended = [
@@ -82,7 +82,7 @@ def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
             _count(sum(counts[s] for s in ("failed", "timeout", "crashed", "wrong"))),
         ]
         head: list[Cell | str] = [
-            Cell(text=first.problem_name or table.shape(first), anchor=anchor),
+            Cell(text=name, anchor=anchor),
             first.kernel,
             first.device,
         ]
@@ -94,10 +94,11 @@ def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
 
 
 def _pairs(pairs: Sequence[BackwardPair], boards: Sequence[Board]) -> str:
-    anchor = {id(board.best): f"p{i}" for i, board in enumerate(boards)}
+    anchor = {id(board.best or board): f"p{i}" for i, board in enumerate(boards)}
+    name = dict(zip(anchor, summary.names(boards), strict=True))
     rows: Rows = [
         [
-            pair.dq.problem_name or table.shape(pair.dq),
+            name[id(pair.dq)],
             pair.dq.device,
             *(Cell(text=table.banded(half), order=half.latency_ms, anchor=anchor[id(half)])
               for half in (pair.dq, pair.dkv)),

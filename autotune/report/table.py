@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import IO
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from autotune import stale
@@ -105,45 +107,90 @@ def _alike(board: Board) -> str | None:
     return f"≈ cannot be told apart from the best, by the bands of their latencies: {alike}"
 
 
+PIPED = 140
+"""Columns where the width is not a terminal's."""
+NARROW = 120
+"""Below it, blocks would wrap: they stand under the figures instead of beside them."""
+
+
 def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
-    """Rich tables on `file`, one a problem."""
-    width = None if file.isatty() else 140
-    console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    """Tables on `file`, one a problem, as wide as the terminal is; then the backward pairs."""
+    console = terminal(file)
     for board in boards:
-        table = Table(title=title(board), title_justify="left", caption_justify="left")
-        for name in HEADER:
-            numeric = name not in ("rank", "blocks")
-            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-        for row in _shown(board, top):
-            table.add_row(
-                *cells(row, board.default, board.best), style="bold" if row.is_best else None
-            )
-        if table.row_count:
-            console.print(table)
+        rows = [(r, cells(r, board.default, board.best)) for r in _shown(board, top)]
+        if rows and console.width >= NARROW:
+            console.print(_boxed(title(board), rows))
         else:
             console.print(title(board), style="bold")
+            _stacked(rows, console)
         for line in caption(board):
-            console.print("  " + line)
+            console.print(Padding(line, (0, 0, 0, 2)))
         console.print()
-    for pair in backward_pairs(boards):
+    pairs = backward_pairs(boards)
+    for pair in pairs:
         console.print(f"{pair.title}: {pair.text}")
+    if pairs:
+        console.print()
+
+
+def terminal(file: IO[str]) -> Console:
+    """Of the terminal's width; of `PIPED` columns where `file` is none."""
+    width = None if file.isatty() else PIPED
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+
+
+def _boxed(name: str, rows: Sequence[tuple[Row, tuple[str, ...]]]) -> Table:
+    table = Table(title=name, title_justify="left")
+    for head in HEADER:
+        numeric = head not in ("rank", "blocks")
+        table.add_column(head, justify="right" if numeric else "left", overflow="fold")
+    for row, shown in rows:
+        table.add_row(*shown, style="bold" if row.is_best else None)
+    return table
+
+
+def _stacked(rows: Sequence[tuple[Row, tuple[str, ...]]], console: Console) -> None:
+    """Rank and figures on one line, the blocks under them."""
+    if not rows:
+        return
+    head, *lines = aligned([(HEADER[0], *HEADER[2:]), *((c[0], *c[2:]) for _, c in rows)])
+    console.print(head, style="underline")
+    for (row, shown), line in zip(rows, lines, strict=True):
+        style = "bold" if row.is_best else None
+        console.print(line, style=style)
+        console.print(Padding(shown[1], (0, 0, 0, 7)), style=style)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines whose columns end where those of the others end, two spaces apart."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(" " * (w - cell_len(cell)) + cell for cell, w in zip(row, widths, strict=True))
+        for row in rows
+    ]
 
 
 def write_markdown(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
     """GitHub-flavoured tables, one a problem."""
     for board in boards:
-        print(f"### {_escaped(title(board))}\n", file=file)
-        print("| " + " | ".join(HEADER) + " |", file=file)
-        print("| " + " | ".join("---" for _ in HEADER) + " |", file=file)
-        for row in _shown(board, top):
-            shown = map(_escaped, cells(row, board.default, board.best))
-            print("| " + " | ".join(shown) + " |", file=file)
-        print("\n" + "  \n".join(map(_escaped, caption(board))) + "\n", file=file)
+        print(f"### {escaped(title(board))}\n", file=file)
+        rows = [cells(row, board.default, board.best) for row in _shown(board, top)]
+        markdown(HEADER, rows, file)
+        print("  \n".join(map(escaped, caption(board))) + "\n", file=file)
     for pair in backward_pairs(boards):
-        print(f"**{_escaped(pair.title)}**: {pair.text}\n", file=file)
+        print(f"**{escaped(pair.title)}**: {pair.text}\n", file=file)
 
 
-def _escaped(text: str) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], file: IO[str]) -> None:
+    """One GitHub-flavoured table and an empty line."""
+    print("| " + " | ".join(header) + " |", file=file)
+    print("| " + " | ".join("---" for _ in header) + " |", file=file)
+    for row in rows:
+        print("| " + " | ".join(map(escaped, row)) + " |", file=file)
+    print(file=file)
+
+
+def escaped(text: str) -> str:
     """`text` without what ends a cell or begins a tag in Markdown, on one line."""
     return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
@@ -164,12 +211,23 @@ def title(board: Board) -> str:
 def shape(row: Row) -> str:
     """`m=4096 k=7168; float32 causal=true`: what a title has in brackets."""
     problem = json.loads(row.problem)
-    told = " ".join(f"{axis}={size}" for axis, size in problem["shape"].items())
-    options = [f"{k}={_option(v)}" for k, v in (problem.get("options") or {}).items() if _on(v)]
+    told = facts(row)
+    dtype = told.pop("dtype", None)
+    sizes = " ".join(f"{k}={told.pop(k)}" for k in problem["shape"])
+    more = [*([dtype] if dtype else []), *(f"{k}={v}" for k, v in told.items())]
+    return f"{sizes}; {' '.join(more)}" if more else sizes
+
+
+def facts(row: Row) -> dict[str, str]:
+    """What a problem is: its sizes, its dtype where it is not bfloat16, and of its options what is
+    on or has a value, as text."""
+    problem = json.loads(row.problem)
+    told = {axis: str(size) for axis, size in problem["shape"].items()}
     dtype = problem.get("dtype") or "bfloat16"
-    if more := [*([dtype] if dtype != "bfloat16" else []), *options]:
-        told += "; " + " ".join(more)
-    return told
+    if dtype != "bfloat16":
+        told["dtype"] = dtype
+    options = problem.get("options") or {}
+    return told | {k: _option(v) for k, v in options.items() if _on(v)}
 
 
 def _on(value: object) -> bool:

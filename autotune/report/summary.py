@@ -1,0 +1,210 @@
+"""Many leaderboards on one screen: a line a problem, under the kernel and device they share."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import IO
+
+from rich.cells import cell_len
+
+from autotune import stale
+from autotune.leaderboard import Board
+from autotune.report import table
+from autotune.report.pairs import backward_pairs
+from autotune.report.units import milliseconds
+
+FEW = 12
+"""Leaderboards that are told in full where nobody says otherwise; of more, a line each."""
+FIGURES = ("latency", "vs default", "MFU", "TFLOP/s", "VMEM MiB", "spills")
+COUNTS = ("tried", "ranked", "pruned", "rejected", "failed")
+
+
+def write_terminal(boards: Sequence[Board], *, many: bool, file: IO[str]) -> None:
+    """The summary on `file`, as wide as the terminal is.
+
+    Of `many` boards it is all that is told: the backward pairs follow, and how to see more.
+    """
+    console = table.terminal(file)
+    lines = _groups(boards, console.width)
+    if many:
+        said = f"{len(boards)} problems; --problem TEXT or --top N show their candidates"
+        lines += [*_pairs(boards), (False, ""), *((False, n) for n in (*_notes(boards), said))]
+    for is_heading, line in lines:
+        console.print(line, style="bold" if is_heading else None, soft_wrap=True)
+
+
+def write_markdown(boards: Sequence[Board], *, file: IO[str]) -> None:
+    """The summary as one GitHub-flavoured table, and one of the backward pairs."""
+    header = ("problem", "kernel", "device", "evidence", *FIGURES, *COUNTS, "winner")
+    rows = [
+        (name, b.rows[0].kernel, b.rows[0].device, b.best.evidence if b.best else "–",
+         *_figures(b), *_counts(b), _winner(b))
+        for b, name in zip(boards, names(boards), strict=True)
+    ]  # fmt: skip
+    table.markdown(header, rows, file)
+    if pairs := _pair_rows(boards):
+        table.markdown(PAIR, pairs, file)
+    for note in _notes(boards):
+        print(f"{note}  ", file=file)
+
+
+Line = tuple[bool, str]
+"""Whether it is a heading, and its text."""
+
+
+def _groups(boards: Sequence[Board], width: int) -> list[Line]:
+    """Problems under the kernel, device and evidence they share.
+
+    The counts have columns where there is room for them, and stand beside the winner where there
+    is not, both then under the problem; with columns, the winner is beside them where it fits.
+    """
+    said: list[Line] = []
+    groups = itertools.groupby(zip(boards, names(boards), strict=True), lambda p: _about(p[0]))
+    for about, group in groups:
+        some = list(group)
+        told = _group([b for b, _ in some], [name for _, name in some], width)
+        said += [(False, ""), (True, about), *((False, line) for line in told)]
+    return said[1:]
+
+
+def _about(board: Board) -> str:
+    first, best = board.rows[0], board.best
+    evidence = best.evidence if best else "no candidate survived"
+    return f"{first.kernel} on {first.device}, {evidence}"
+
+
+def _group(boards: Sequence[Board], names: Sequence[str], width: int) -> list[str]:
+    counts = [_counts(board) for board in boards]
+    rows = [(*_figures(b), *n) for b, n in zip(boards, counts, strict=True)]
+    longest = max(map(cell_len, names))
+    figures = table.aligned([(*FIGURES, *COUNTS), *rows])
+    roomy = longest + 2 + cell_len(figures[0]) <= width
+    if not roomy:
+        figures = table.aligned([FIGURES, *(_figures(board) for board in boards)])
+    beside = longest + 2 + cell_len(figures[0]) <= width
+    said = [f"{'':{longest if beside else 0}}  {figures[0]}{'  winner' * roomy}"]
+    for board, name, row, count in zip(boards, names, figures[1:], counts, strict=True):
+        line = f"{_padded(name, longest)}  {row}" if beside else f"  {row}"
+        said += [] if beside else [name]
+        if roomy:
+            said += _wrapped([line, _winner(board)], width)
+        else:
+            said += [line, *_wrapped([f"    {_winner(board)}", _counted(count)], width)]
+    return said
+
+
+def _wrapped(parts: Sequence[str], width: int) -> list[str]:
+    """Parts on one line as far as they fit, the others on lines of their own, indented."""
+    said = [parts[0]]
+    for part in parts[1:]:
+        if cell_len(said[-1]) + 2 + cell_len(part) <= width:
+            said[-1] += f"  {part}"
+        else:
+            said.append(f"    {part}")
+    return said
+
+
+def _counted(counts: Sequence[str]) -> str:
+    return ", ".join(f"{n} {word}" for n, word in zip(counts, COUNTS, strict=True) if n != "0")
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
+
+
+def names(boards: Sequence[Board]) -> list[str]:
+    """A problem's name, with what tells it apart from others of its name, kernel and device; its
+    shape where it has no name."""
+    alike: dict[tuple[str, str, str | None], list[Board]] = {}
+    for board in boards:
+        alike.setdefault(_named(board), []).append(board)
+    differing = {key: _differing(some) for key, some in alike.items()}
+    return [_name(board, differing[_named(board)]) for board in boards]
+
+
+def _named(board: Board) -> tuple[str, str, str | None]:
+    first = board.rows[0]
+    return first.kernel, first.device, first.problem_name
+
+
+def _name(board: Board, differing: Sequence[str]) -> str:
+    first = board.rows[0]
+    if first.problem_name is None:
+        return table.shape(first)
+    values = table.facts(first)
+    return " ".join([first.problem_name, *(f"{k}={values[k]}" for k in differing if k in values)])
+
+
+def _differing(boards: Sequence[Board]) -> list[str]:
+    """What not all have alike; of several that go together (q_len and kv_len), the first."""
+    facts = [table.facts(board.rows[0]) for board in boards]
+    columns = {
+        k: tuple(f.get(k) for f in facts) for k in dict.fromkeys(k for f in facts for k in f)
+    }
+    shown: dict[tuple[str | None, ...], str] = {}
+    for key, values in columns.items():
+        if len(set(values)) > 1:
+            shown.setdefault(values, key)
+    return list(shown.values())
+
+
+PAIR = ("backward pass", "device", "dq", "dkv", "dq + dkv", "evidence", "MFU", "TFLOP/s")
+
+
+def _pairs(boards: Sequence[Board]) -> list[Line]:
+    rows = _pair_rows(boards)
+    if not rows:
+        return []
+    longest = max(cell_len(row[0]) for row in rows)
+    head, *lines = table.aligned([PAIR[1:], *(row[1:] for row in rows)])
+    return [
+        (False, ""),
+        (True, f"{_padded('dq + dkv', longest)}  {head}"),
+        *((False, f"{_padded(row[0], longest)}  {x}") for row, x in zip(rows, lines, strict=True)),
+    ]
+
+
+def _notes(boards: Sequence[Board]) -> list[str]:
+    """What each table would say under it and a reader of winners must know."""
+    firsts = [board.best or board.rows[0] for board in boards]
+    reasons = Counter(reason for row in firsts if (reason := stale.reason(row)))
+    return [f"{n} of {len(boards)} problems are {reason}" for reason, n in reasons.most_common()]
+
+
+def _pair_rows(boards: Sequence[Board]) -> list[tuple[str, ...]]:
+    name = dict(zip((id(b.best or b) for b in boards), names(boards), strict=True))
+    return [
+        (name[id(pair.dq)], pair.dq.device, table.banded(pair.dq), table.banded(pair.dkv),
+         milliseconds(pair.latency_ms), pair.dq.evidence,
+         "–" if pair.mfu is None else f"{pair.mfu:.1%}", f"{pair.effective_tflops:.1f}")
+        for pair in backward_pairs(boards)
+    ]  # fmt: skip
+
+
+def _figures(board: Board) -> tuple[str, ...]:
+    best = board.best
+    if best is None:
+        return ("–",) * len(FIGURES)
+    _, _, _, mfu, tflops, vmem, spills, versus = table.cells(best, board.default)
+    return (table.banded(best), versus, mfu, tflops, vmem.removesuffix(" MiB"), spills)
+
+
+def _counts(board: Board) -> tuple[str, ...]:
+    """`tried` is all candidates: what is in no other column was beyond the budget."""
+    ended = board.counts
+    numbers = (
+        ended["candidates"],
+        ended["ranked"],
+        ended.get("pruned", 0),
+        sum(ended.get(s, 0) for s in ("oom", "unsupported")),
+        sum(ended.get(s, 0) for s in ("failed", "timeout", "crashed", "wrong")),
+    )
+    return tuple(map(str, numbers))
+
+
+def _winner(board: Board) -> str:
+    if board.best is None:
+        return next((f"{r.status}: {r.reason}" for r in board.rows if r.reason), "none")
+    return table.blocks(board.best.config)

@@ -1,0 +1,115 @@
+"""Many leaderboards on a screen: a line each, told apart, and no wider than the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from test_leaderboard import row
+from test_report import board, compiled
+
+from autotune.cli.report import Format, write
+from autotune.leaderboard import Board
+from autotune.report import summary, table
+
+
+def problem(name: str | None, latency_ms: float = 1.0, **sizes: int) -> Board:
+    about = json.dumps({"shape": {"m": 8, "k": 8} | sizes, "options": {}, "dtype": "bfloat16"})
+    one = {"problem": about, "problem_name": name, "problem_key": f"{name}-{sizes}"}
+    return board(
+        compiled(512, latency_ms, **one),
+        compiled(128, 4 * latency_ms, is_default=True, **one),
+        row({"bm": 1}, status="pruned", reason="VMEM", **one),
+        row({"bm": 2}, status="unsupported", reason="no", evidence="compiled", **one),
+        row({"bm": 3}, status="crashed", reason="abort", **one),
+    )
+
+
+def shown(boards: list[Board], *, columns: int, many: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(table, "PIPED", columns)
+    file = io.StringIO()
+    summary.write_terminal(boards, many=many, file=file)
+    return file.getvalue()
+
+
+def test_a_line_says_the_winner_its_figures_and_how_the_others_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = shown([problem("up"), problem("down")], columns=140, many=False, monkeypatch=monkeypatch)
+    heading, names, up, down = told.splitlines()
+    assert heading == "matmul on tpu7x, compiled"
+    assert names.split()[:4] == ["latency", "vs", "default", "MFU"]
+    assert names.endswith("spills  tried  ranked  pruned  rejected  failed  winner")
+    assert " ".join(up.split()) == "up 1.000 ms 4.00x 0.2% 2.0 3.0 / 32 7 5 2 1 1 1 bm=512"
+    assert down.startswith("down  1.000 ms")
+
+
+def test_where_the_counts_have_no_room_they_stand_beside_the_winner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = shown([problem("up")], columns=80, many=False, monkeypatch=monkeypatch)
+    assert "bm=512  5 tried, 2 ranked, 1 pruned, 1 rejected, 1 failed" in told
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_no_line_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    boards = [problem("a-name-of-some-length", m=4096), problem("another", 1234.5)]
+    told = shown(boards, columns=columns, many=True, monkeypatch=monkeypatch)
+    config = json.dumps({f"block_{n}_compute": 1024 for n in ("q", "kv", "qm", "kvm")})
+    best = replace(compiled(1, 1.0, latency_low_ms=0.8, latency_high_ms=1.18), config=config)
+    details = io.StringIO()
+    table.write_terminal([board(best)], top=5, file=details)
+    for line in [*told.splitlines(), *details.getvalue().splitlines()]:
+        assert len(line) <= columns
+    together = "block_q_compute=1024 block_kv_compute=1024"
+    assert together in details.getvalue(), "blocks are not cut into pieces"
+
+
+def test_problems_of_one_name_are_told_apart_by_what_differs() -> None:
+    sizes = [(q, b) for q in (512, 1024) for b in (1, 2)]
+    boards = [problem("fwd", q_len=q, kv_len=q, batch=b) for q, b in sizes]
+    assert summary.names([*boards, problem("once", q_len=7), problem(None)]) == [
+        "fwd q_len=512 batch=1", "fwd q_len=512 batch=2",
+        "fwd q_len=1024 batch=1", "fwd q_len=1024 batch=2",
+        "once", "m=8 k=8",
+    ]  # fmt: skip
+
+
+def test_a_problem_without_a_winner_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = board(row({"bm": 2}, status="oom", reason="VMEM: used 70M of 64M"))
+    told = shown([lost], columns=140, many=False, monkeypatch=monkeypatch)
+    assert told.startswith("matmul on tpu7x, no candidate survived\n")
+    assert "oom: VMEM: used 70M of 64M" in told
+
+
+@pytest.mark.parametrize("form", [Format.table, Format.markdown])
+def test_many_problems_are_a_line_each_and_their_candidates_are_asked_for(
+    form: Format, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(number: int, top: int | None) -> int:
+        write([problem(f"p{i}") for i in range(number)], form, top=top, output=None)
+        return len(capsys.readouterr().out.splitlines())
+
+    assert lines(summary.FEW + 1, None) < 2 * summary.FEW
+    assert lines(summary.FEW + 1, 5) > 8 * summary.FEW
+    assert lines(summary.FEW, None) > 8 * summary.FEW
+
+
+def test_stale_problems_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = [compiled(1, 1.0, jax_version="0.0.1", problem_name=f"p{n}") for n in range(2)]
+    boards = [board(r) for r in old]
+    told = shown(boards, columns=140, many=True, monkeypatch=monkeypatch)
+    assert "2 of 2 problems are stale: jax 0.0.1 → " in told
+
+
+def test_backward_passes_of_many_problems_are_a_line_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dq = board(compiled(1, 2.0, kernel="flash_dq", problem_name="back"))
+    dkv = board(compiled(1, 3.0, kernel="flash_dkv", problem_name="back"))
+    others = [problem(f"p{i}") for i in range(summary.FEW)]
+    write([dq, dkv, *others], Format.table, top=None, output=None)
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "5.000 ms" in x]
+    assert line.split()[:8] == ["back", "tpu7x", "2.000", "ms", "3.000", "ms", "5.000", "ms"]

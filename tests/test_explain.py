@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from boards import row, store
 
 from autotune import cli
+from autotune.errors import InputError
+from autotune.explain import subject
+from autotune.kernels import base
 
 CONFIG = """
 device: v6e
@@ -142,3 +146,14 @@ def test_a_candidate_that_does_not_fit_is_explained_by_its_bill(
     vmem = told["vmem"]
     assert isinstance(vmem, list)
     assert sum(line["model_bytes"] or 0 for line in vmem) > 128 * 2**20
+
+
+def test_a_users_kernel_is_found_by_its_address_and_by_its_folders_name(tmp_path: Path) -> None:
+    kernel = base.load("measure_kernels:COPY")
+    asked = base.make_problem(kernel, device="v6e", shape={"m": 256, "n": 256})
+    board = store(tmp_path, row(asked, {"rows": 8, "wrong": False}, 1.0))
+    for name in ("measure_kernels:COPY", board.path.parent.name):
+        found = subject.find(name, tmp_path)
+        assert (found.problem, found.board) == (asked, board)
+    with pytest.raises(InputError, match="none answers; name one"):
+        subject.find("COPY", tmp_path)

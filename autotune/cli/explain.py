@@ -26,7 +26,8 @@ def explain(
     problem: Annotated[
         str,
         typer.Argument(
-            help="A problem's name or key in the results, a leaderboard file, or CONFIG.yaml:NAME."
+            help="A problem's name, key or kernel in the results (your own kernel is "
+            "package.module:ATTRIBUTE), a leaderboard file, or CONFIG.yaml:NAME."
         ),
     ],
     config: Annotated[

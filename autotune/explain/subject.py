@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune import config as configs
 from autotune import device as devices
-from autotune import leaderboard
+from autotune import leaderboard, stored
 from autotune.candidate import Candidate, Scalar
 from autotune.errors import AutotuneError, InputError, UnknownNameError, shown
 from autotune.kernels import base
@@ -34,6 +34,7 @@ def find(text: str, results: Path, *, device: str | None = None) -> Subject:
 
     `text` is a leaderboard file; a config file, with `:NAME` behind it where it has several
     problems; or a name, key or kernel of the boards in `results`. `device` picks among several.
+    A user's kernel is named `package.module:ATTRIBUTE`, or as its folder under the results is.
 
     Raises:
       InputError: nothing or several things answer to `text`; the message lists them.
@@ -52,17 +53,13 @@ def _from_config(path: Path, name: str, results: Path, device: str | None) -> Su
     problem = _only(found, f"problem {name!r} in {path}" if name else f"problem in {path}",
                     {f"{p.name or p.key} ({p.kernel} on {p.device})": p for p in
                      (s.problem for s in specs)})  # fmt: skip
-    stored = leaderboard.path_of(results, problem.device, problem.kernel, problem.key)
-    board = leaderboard.read(stored) if stored.is_file() else None
+    kept = leaderboard.path_of(results, problem.device, problem.kernel, problem.key)
+    board = leaderboard.read(kept) if kept.is_file() else None
     return Subject(problem=problem, kernel=base.load(problem.kernel), board=board)
 
 
 def _from_board(board: Board) -> Subject:
-    first = board.rows[0]
-    kernel = base.load(first.kernel)
-    problem = base.make_problem(
-        kernel, device=first.device, name=first.problem_name, **json.loads(first.problem)
-    )
+    kernel, problem = stored.problem_of(board.rows[0])
     return Subject(problem=problem, kernel=kernel, board=board)
 
 
@@ -76,7 +73,7 @@ def _from_results(text: str, results: Path, device: str | None) -> Subject:
         f"{b.rows[0].problem_key} ({b.rows[0].kernel} on {b.rows[0].device})": b for b in boards
     }
     exact = [b for b in boards if text in (b.rows[0].problem_name, b.rows[0].problem_key)]
-    found = exact or [b for b in boards if text == b.rows[0].kernel]
+    found = exact or [b for b in boards if stored.names_kernel(text, b.rows[0].kernel)]
     if len(found) > 1:  # several may share a name: their keys tell them apart
         named = {key: board for key, board in keyed.items() if board in found}
     return _from_board(_only(found, f"problem {text!r} in {results}", named))
@@ -128,7 +125,7 @@ def _best(subject: Subject) -> Candidate:
     best: Row | None = subject.board.best if subject.board else None
     if best is None:
         return _default(subject)
-    return Candidate.of(json.loads(best.config), is_default=best.is_default)
+    return stored.candidate_of(best)
 
 
 def _default(subject: Subject) -> Candidate:

@@ -10,6 +10,7 @@ from typing import Any
 from autotune.leaderboard import Board
 from autotune.report.units import milliseconds
 from autotune.row import Row
+from autotune.stored import candidate_of, statement_of
 
 
 class CannotExpressError(Exception):
@@ -85,13 +86,13 @@ def entries(boards: Iterable[Board]) -> list[Entry]:
     found = []
     for row in (board.best for board in boards):
         if row is not None:
-            problem = json.loads(row.problem)
+            stated = statement_of(row)
             entry = Entry(
                 row=row,
-                shape=problem["shape"],
-                options=problem.get("options") or {},
-                dtype=problem.get("dtype", "bfloat16"),
-                config=json.loads(row.config),
+                shape=stated.shape,
+                options=stated.options,
+                dtype=stated.dtype,
+                config=candidate_of(row).config,
             )
             found.append(entry)
     return found

@@ -147,8 +147,8 @@ def test_a_recording_that_answers_to_no_problem_is_bad_input_that_says_what_it_h
 ) -> None:
     replay = recorded(tmp_path, row())
     replay.check_answers([problem(m=512), problem()])
-    with pytest.raises(InputError, match="no row is of a problem of the configs; it has matmul m="
-                       "256 k=512 n=512 on v6e$"):  # fmt: skip
+    with pytest.raises(InputError, match=r"no row is of a problem of the configs; it has "
+                       r"matmul m=256 k=512 n=512 on v6e$"):  # fmt: skip
         replay.check_answers([problem(m=512)])
     replay = recorded(tmp_path, {**row(), "kernel": "of.nobody"})
     with pytest.raises(InputError, match=r"of the configs; it has of\.nobody on v6e$"):
@@ -157,7 +157,7 @@ def test_a_recording_that_answers_to_no_problem_is_bad_input_that_says_what_it_h
     with pytest.raises(InputError, match="are of configs that are not legal there"):
         replay.check_answers([problem()])
     many = recorded(tmp_path, *[row(shape={**SHAPE, "m": 256 * n}) for n in range(2, 10)])
-    with pytest.raises(InputError, match="m=1792 k=512 n=512 on v6e and 2 more$"):
+    with pytest.raises(InputError, match=r"m=1792 k=512 n=512 on v6e and 2 more$"):
         many.check_answers([problem()])
 
 

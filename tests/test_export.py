@@ -66,16 +66,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
     return out, err
 
 
-def splash_of(text: str) -> Any:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as jax
-
-    return eval(text, {"BlockSizes": jax.BlockSizes, "QKVLayout": jax.QKVLayout})
-
-
-def flash_of(text: str) -> Any:
-    from jax.experimental.pallas.ops.tpu import flash_attention as jax
-
-    return eval(text, {"BlockSizes": jax.BlockSizes})
+def sizes_of(text: str) -> Any:
+    """The expression's value, with what the import that stands above it as a comment brings."""
+    (line,) = (line for line in text.splitlines() if line.startswith("# from "))
+    names: dict[str, Any] = {}
+    exec(line.removeprefix("# "), names)
+    return eval(text, names)
 
 
 @pytest.mark.parametrize("config", [SPLASH, GRAD], ids=["forward", "grad"])
@@ -84,7 +80,7 @@ def test_jaxs_splash_loads_in_jax_with_every_field(
 ) -> None:
     keep(tmp_path, "jax.splash", config, options={"grad": config is GRAD})
     out, err = run(capsys, "jax", str(tmp_path))
-    sizes = splash_of(out)
+    sizes = sizes_of(out)
     for name, value in config.items():
         got = getattr(sizes, name)
         assert (got.name if "layout" in name else got) == value
@@ -93,12 +89,27 @@ def test_jaxs_splash_loads_in_jax_with_every_field(
     assert not err
 
 
+@pytest.mark.parametrize("target", ["jax", "maxtext"])
+def test_no_line_is_longer_than_a_screen_whatever_the_mask(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mask = {"all": [{"causal": {}}, {"documents": {"lengths": [32] * 128}}]}
+    keep(tmp_path, "jax.splash", GRAD, options={"mask": mask, "grad": True})
+    out, _ = run(capsys, target, str(tmp_path))
+    assert max(map(len, out.splitlines())) <= 100
+    comments = " ".join(line.lstrip("# ") for line in out.splitlines() if line.startswith("#"))
+    assert f"mask={json.dumps(mask)}" in comments, "nothing is left out"
+    if target == "jax":
+        assert sizes_of(out).block_q_dkv == 512
+        compile(out, "block_sizes.py", "exec")
+
+
 def test_a_fused_backward_pass_has_no_dq_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fused = {**GRAD, "use_fused_bwd_kernel": True, "block_q_dq": None, "block_kv_dq": None}
     keep(tmp_path, "jax.splash", fused, options={"grad": True})
-    sizes = splash_of(run(capsys, "jax", str(tmp_path))[0])
+    sizes = sizes_of(run(capsys, "jax", str(tmp_path))[0])
     assert sizes.use_fused_bwd_kernel
     assert sizes.has_backward_blocks
     settings = YAML(typ="safe").load(run(capsys, "maxtext", str(tmp_path))[0])
@@ -110,15 +121,15 @@ def test_the_three_boards_of_jaxs_flash_are_one_expression(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(tmp_path, "jax.flash", FLASH, options={"causal": True})
-    sizes = flash_of(run(capsys, "jax", str(tmp_path))[0])
+    sizes = sizes_of(run(capsys, "jax", str(tmp_path))[0])
     assert not sizes.has_backward_blocks
     keep(tmp_path, "jax.flash_dq", FLASH_DQ, options={"causal": True})
     out, err = run(capsys, "jax", str(tmp_path))
-    assert not flash_of(out).has_backward_blocks
+    assert not sizes_of(out).has_backward_blocks
     assert err.startswith("autotune: not exported: jax.flash_dq (jax.flash_dq) on v6e: BlockSizes")
     assert "both dq and dkv, or of neither" in err
     keep(tmp_path, "jax.flash_dkv", FLASH_DKV, options={"causal": True})
-    sizes = flash_of(run(capsys, "jax", str(tmp_path))[0])
+    sizes = sizes_of(run(capsys, "jax", str(tmp_path))[0])
     assert sizes.has_backward_blocks
     for name, value in {**FLASH, **FLASH_DQ, **FLASH_DKV}.items():
         assert getattr(sizes, name) == value
@@ -150,13 +161,13 @@ def test_this_projects_kernels_are_exported_where_the_blocks_mean_the_same(
     keep(tmp_path, "flash_dq", {"block_q_major": 512, "block_kv_major": 2048, "block_kv": 1024})
     keep(tmp_path, "flash_dkv", {"block_q_major": 1024, "block_q": 512, "block_kv_major": 2048,
                                  "block_kv": 1024})  # fmt: skip
-    sizes = flash_of(text := run(capsys, "jax", str(tmp_path))[0])
+    sizes = sizes_of(text := run(capsys, "jax", str(tmp_path))[0])
     assert (sizes.block_q, sizes.block_k_major, sizes.block_k, sizes.block_b) == (512, 1024, 512, 1)
     assert (sizes.block_q_dq, sizes.block_k_major_dq, sizes.block_k_dq) == (512, 2048, 1024)
     assert (sizes.block_q_major_dkv, sizes.block_q_dkv) == (1024, 512)
     assert (sizes.block_k_major_dkv, sizes.block_k_dkv) == (2048, 1024)
     assert "# Tuned on flash_dkv, flash_dq, flash_fwd: the same blocks of another kernel." in text
-    assert splash_of(run(capsys, "jax", str(_only(tmp_path, "splash", OWN)))[0]).block_kv == 1024
+    assert sizes_of(run(capsys, "jax", str(_only(tmp_path, "splash", OWN)))[0]).block_kv == 1024
 
 
 def _only(tmp_path: Path, kernel: str, config: dict[str, Any]) -> Path:

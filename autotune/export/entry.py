@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from autotune.leaderboard import Board
 from autotune.report.units import milliseconds
 from autotune.row import Row
 from autotune.stored import candidate_of, statement_of
+
+WIDTH = 88
+"""Of a line of comment, as of Python that is formatted the usual way."""
 
 
 class CannotExpressError(Exception):
@@ -38,15 +42,16 @@ class Entry:
         return f"{row.problem_name or row.problem_key} ({row.kernel}) on {row.device}"
 
     @property
-    def comment(self) -> str:
-        """One line: what was tuned, on what evidence, in which time, by which compiler."""
-        sizes = " ".join(f"{axis}={size}" for axis, size in self.shape.items())
-        options = " ".join(f"{k}={json.dumps(v)}" for k, v in self.options.items())
+    def comments(self) -> list[str]:
+        """Lines of `#` comments: what was tuned, in which time, on what evidence, by which
+        compiler; and the problem."""
         row = self.row
         time = milliseconds(row.latency_ms) if row.latency_ms else "?"
-        made = f"jax {row.jax_version}, libtpu {row.libtpu_version}"
+        made = f"{time} {row.evidence}, jax {row.jax_version}, libtpu {row.libtpu_version}"
+        sizes = " ".join(f"{axis}={size}" for axis, size in self.shape.items())
+        options = " ".join(f"{k}={json.dumps(v)}" for k, v in self.options.items())
         problem = " ".join(filter(None, (sizes, self.dtype, options)))
-        return f"{self.name}: {problem}: {time} {row.evidence}, {made}"
+        return [f"# {self.name}: {made}", *_wrapped(problem, "#   ")]
 
     def block(self, name: str, axis: str | None = None) -> int:
         """A block size of the config; one that must divide `axis` where that is given.
@@ -96,3 +101,11 @@ def entries(boards: Iterable[Board]) -> list[Entry]:
             )
             found.append(entry)
     return found
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    """`text` over lines of at most `WIDTH`, broken at blanks only."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

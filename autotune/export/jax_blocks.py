@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from autotune.export.entry import CannotExpressError, Entry, Export
 
 FLASH = "jax.experimental.pallas.ops.tpu.flash_attention"
-SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel"
+SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
 Fields = Mapping[str, str | int | bool | None]
 
 _NO_LIMIT = "JAX's kernels take no VMEM limit"
@@ -152,7 +152,7 @@ def _flash(group: Sequence[Entry]) -> tuple[list[Entry], Fields, list[str]]:
 
 
 def _text(module: str, used: Sequence[Entry], fields: Fields) -> str:
-    lines = [f"# {entry.comment}" for entry in used]
+    lines = [line for entry in used for line in entry.comments]
     kernels = {entry.row.kernel for entry in used}
     if not all(kernel.startswith("jax.") for kernel in kernels):
         lines.append(f"# Tuned on {', '.join(sorted(kernels))}: the same blocks of another kernel.")

@@ -34,7 +34,7 @@ def export(found: Sequence[Entry]) -> Export:
         except CannotExpressError as reason:
             refused.append(f"{entry.name}: {reason}")
             continue
-        documents.append("\n".join([f"# {entry.comment}", *lines, ""]))
+        documents.append("\n".join([*entry.comments, *lines, ""]))
     files = {"maxtext.yml": "---\n".join(documents)} if documents else {}
     return Export(files=files, refused=tuple(refused))
 

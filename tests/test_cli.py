@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,7 +105,20 @@ BAD_USAGE = {
     "output": (["report", "c.yaml"], "c.yaml: not a readable leaderboard"),
     "tolerance": (["gate", "--tolerance", "-0.1"], "--tolerance '-0.1' is not allowed"),
     "endless tolerance": (["gate", "--tolerance", "inf"], "--tolerance inf is not allowed"),
-    "command": (["swep", "c.yaml"], "Did you mean 'sweep'?"),
+    "command": (["swep", "c.yaml"], "unknown command 'swep'; did you mean 'sweep'? (known: best,"),
+    "option": (["report", "--fromat", "csv"], "unknown report option '--fromat'; did you mean "
+               "'--format'? (known: --format, --help, --output, --problem, --top)"),
+    "option of none": (["--versio"], "unknown option '--versio'; did you mean '--version'?"),
+    "option of a later command": (["sweep", "c.yaml", "--tolerance", "1"],
+                                  "unknown sweep option '--tolerance'"),
+    "choice": (["report", "--format", "jsn"], "--format 'jsn' is not allowed; did you mean 'json'? "
+               "(allowed: table, markdown, json, csv, html)"),
+    "choice like no other": (["sweep", "c.yaml", "--timer", "x"],
+                             "--timer 'x' is not allowed; one of device, host"),
+    "argument": (["export", "jaxx"], "target 'jaxx' is not allowed; did you mean 'jax'?"),
+    "whole number": (["report", "--top", "few"], "--top 'few' is not allowed; a whole number"),
+    "least": (["report", "--top=0"], "--top '0' is not allowed; at least 1"),
+    "no value": (["report", "--top"], "--top needs a value"),
 }  # fmt: skip
 
 
@@ -202,3 +218,26 @@ def test_a_kernel_whose_flops_are_no_count_is_refused(
     assert status == 2
     assert "not a whole number of at least 1" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["kernels", "--help"])
+def test_a_reader_who_closes_the_pipe_ends_the_command_quietly(command: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", command],
+            stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, ""), "as of a program that SIGPIPE ends"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_stdout_is_one_line_and_status_2() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", "devices"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "No space left on device" in done.stderr

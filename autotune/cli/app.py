@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import errno
+import os
 import sys
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,8 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from autotune.errors import AutotuneError, InputError
+from autotune.cli import usage
+from autotune.errors import AutotuneError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from autotune.progress import Progress
 
 INTERRUPTED = 130
+CLOSED_PIPE = 141
+"""Of a program that wrote to a closed pipe, as in `git log | head`: 128 + SIGPIPE."""
 IN_ORDER = (
     "sweep", "report", "explain", "gate", "best", "export", "calibrate", "kernels", "devices",
 )  # fmt: skip
@@ -29,6 +34,11 @@ IN_ORDER = (
 
 class _OneLineErrors(TyperGroup):
     """Every error a user can cause is one line on stderr and the exit status of its kind."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+            raise UnknownNameError("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=IN_ORDER.index)
@@ -44,15 +54,19 @@ class _OneLineErrors(TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         try:
             status = super().main(words, prog_name, standalone_mode=False, **more)
+            sys.stdout.flush()  # what is buffered: its errors are this command's too
         except TyperException as error:
-            _complain(_usage_text(error, words))
+            _complain(usage.line(error, words))
             status = error.exit_code
         except AutotuneError as error:
             _complain(str(error))
             status = error.exit_status
-        except OSError as error:  # a full disk behind stdout; a closed pipe is Typer's own
-            _complain(str(error))
-            status = AutotuneError.exit_status
+        except OSError as error:  # a closed pipe, or a full disk, behind stdout
+            status = _unwritable(error)
+        except SystemExit as end:  # Typer's own answer to a closed pipe
+            if not isinstance(end.__context__, BrokenPipeError):
+                raise
+            status = _unwritable(end.__context__)
         if status == INTERRUPTED:  # Typer's own answer to Ctrl-C
             _complain("interrupted; the same command goes on from here")
         if standalone_mode:
@@ -60,21 +74,22 @@ class _OneLineErrors(TyperGroup):
         return status
 
 
+def _unwritable(error: OSError) -> int:
+    """The status after an error of writing to stdout, which takes no more from here on."""
+    if error.errno not in (errno.EPIPE, errno.ENOSPC):  # of something else
+        _complain(str(error))
+        return AutotuneError.exit_status
+    with suppress(OSError, ValueError):  # a stdout that is no file, as in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return CLOSED_PIPE
+    _complain(str(error))
+    return AutotuneError.exit_status
+
+
 def _complain(text: str) -> None:
     if text:
         print(f"autotune: {' '.join(text.split())}", file=sys.stderr)
-
-
-def _usage_text(error: TyperException, words: Sequence[str]) -> str:
-    """The error of the command line, with the value that Typer leaves out for numbers."""
-    options = getattr(getattr(error, "param", None), "opts", [])
-    for option in options:
-        for i, word in enumerate(words):
-            value = word.partition("=")[2] if "=" in word else "".join(words[i + 1 : i + 2])
-            if word.partition("=")[0] == option:
-                allowed = error.message.removeprefix("Value error, ").rstrip(".")
-                return f"{option} {value!r} is not allowed; {allowed}"
-    return error.format_message()
 
 
 app = typer.Typer(

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from boards import MATMUL_TILE, row, store
 from test_cli import call
 
 from autotune import gate, leaderboard
 from autotune.candidate import Candidate
-from autotune.gate import compiled, measured
+from autotune.child import StoppedError
+from autotune.gate import checkers, compiled, measured
 from autotune.gate.verdict import Finding, Verdict
 from autotune.kernels import base
 from autotune.leaderboard import Board
@@ -389,6 +395,79 @@ def compile_verdict(results: Path, **request: Any) -> Verdict:
     return found
 
 
+class Slow:
+    """A `Checker` that answers when all that may run at once are at it, or waits to be stopped."""
+
+    def __init__(self, together: threading.Barrier | None) -> None:
+        self.together, self.stopped = together, threading.Event()
+        self.closed = False
+
+    def check(self, problem: Problem, config: Any) -> Checked:
+        if self.together is None:
+            assert self.stopped.wait(10)
+            raise StoppedError
+        self.together.wait(10)
+        return Checked(status="ok", how=str(config["n"]))
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_outputs_are_checked_side_by_side_as_many_as_there_are_jobs() -> None:
+    made: list[Slow] = []
+
+    def make() -> Slow:
+        made.append(Slow(together))
+        return made[-1]
+
+    together = threading.Barrier(2)
+    asked: list[tuple[Problem, Any]] = [(matmul(), {"n": n}) for n in range(6)]
+    answers = dict(checkers.checked(make, asked, jobs=2))
+    assert {place: found.how for place, found in answers.items()} == {n: str(n) for n in range(6)}
+    assert len(made) == 2
+    assert all(one.closed for one in made)
+    assert not list(checkers.checked(make, [], jobs=2))
+
+
+def test_leaving_the_checks_early_ends_what_is_being_checked() -> None:
+    made = [Slow(threading.Barrier(1)), Slow(None)]
+    asked: list[tuple[Problem, Any]] = [(matmul(), {"n": n}) for n in range(9)]
+    answers = checkers.checked(iter(made).__next__, asked, jobs=2)
+    next(answers)
+    started = time.perf_counter()
+    answers.close()
+    assert time.perf_counter() - started < 5
+    assert all(one.stopped.is_set() and one.closed for one in made)
+
+
+def test_boards_of_a_broken_and_of_a_lost_kernel_spoil_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 cut short")
+    gone = replace(row(matmul(), BEST, 1.0, evidence="model"), kernel="gone")
+    lost = replace(gone, kernel="nobody.has:IT")
+    raises = replace(gone, kernel="config_kernels:BROKEN", problem='{"shape": {"m": 1}}')
+    for stored_row in (gone, lost, raises):
+        store(tmp_path, stored_row)
+    about = replace(matmul(), name="ranked by nothing")
+    store(tmp_path, row(about, BEST, None, status="oom", reason="VMEM", evidence="model"))
+    found = gate.check(tmp_path, gate.Request(against="model"), jobs=1, progress=Quiet())
+    told = {v.kernel or Path(v.problem).name: (v.outcome, v.reason) for v in found}
+    assert len(found) == 5
+    assert told["a.parquet"][0] == "inconclusive"
+    assert told["a.parquet"][1].startswith("damaged baseline: not a readable leaderboard (")
+    assert told["matmul"] == ("inconclusive", "no baseline: no candidate was ranked")
+    assert told["gone"][0] == told["nobody.has:IT"][0] == "inconclusive"
+    assert told["gone"][1].startswith("cannot be asked for today: unknown kernel 'gone'")
+    assert "no module 'nobody.has'" in told["nobody.has:IT"][1]
+    assert told["config_kernels:BROKEN"][0] == "regression"
+    assert (
+        "fails today: kernel config_kernels:BROKEN: check raised"
+        in (told["config_kernels:BROKEN"][1])
+    )
+
+
 @pytest.mark.compiler
 def test_a_wrong_output_is_a_regression_however_fast(swept: Path) -> None:
     found = compile_verdict(swept, checker=checked("ok"))
@@ -427,6 +506,41 @@ def test_update_accepts_todays_figures_and_keeps_the_default(swept: Path, tmp_pa
     (path,) = tmp_path.rglob("*.parquet")
     again = leaderboard.read(path)
     assert again.gain == board.gain, "the default was made anew too"
+
+
+@pytest.mark.compiler
+def test_an_interrupted_gate_ends_its_workers_and_leaves_the_boards_as_they_were(
+    swept: Path, tmp_path: Path
+) -> None:
+    (path,) = swept.rglob("*.parquet")
+    before = path.read_bytes()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotune", "gate", str(swept), "--update", "--jobs", "2"],
+        env={**os.environ, "AUTOTUNE_CACHE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    workers: list[psutil.Process] = []
+    while not workers and process.poll() is None:
+        time.sleep(0.02)
+        workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err == "autotune: interrupted; the same command goes on from here\n"
+    assert not psutil.wait_procs(workers, timeout=5)[1]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.compiler
+def test_boards_of_one_gate_are_told_in_path_order(swept: Path, tmp_path: Path) -> None:
+    (path,) = swept.rglob("*.parquet")
+    board = leaderboard.read(path)
+    for name in ("b", "a", "c"):
+        rows = [replace(r, problem_name=name) for r in board.rows]
+        leaderboard.merge(tmp_path / f"{name}.parquet", rows, flop_convention="")
+    asked = gate.Request(against="compile", checker=checked("ok"))
+    found = gate.check(tmp_path, asked, jobs=2, progress=Quiet())
+    assert [(v.problem, v.outcome) for v in found] == [(n, "pass") for n in "abc"]
 
 
 @pytest.mark.compiler

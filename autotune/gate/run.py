@@ -71,9 +71,11 @@ def check(
 
 def _opened(item: Board | DamagedFileError) -> Case | Verdict:
     if isinstance(item, AutotuneError):
-        return _nothing(str(item), "damaged baseline")
+        path, colon, fault = str(item).partition(": ")
+        return _nothing(path, f"damaged baseline{colon}{fault}")
     if item.best is None:
-        return _nothing(item.title, "no baseline: no candidate was ranked")
+        told = _nothing(item.title, "no baseline: no candidate was ranked")
+        return replace(told, kernel=item.rows[0].kernel, device=item.rows[0].device)
     return Case(board=item, best=item.best)
 
 

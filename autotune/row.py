@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import dataclass, fields
@@ -126,49 +127,62 @@ def checked(row: Row) -> Row:
     for name in ("problem_key", "kernel", "device", "problem", "config"):
         if not getattr(row, name):
             raise ValueError(f"a row lacks {name}")
-    problem = _object(row, "problem")
-    shape, options = problem.get("shape"), problem.get("options") or {}
-    if not isinstance(shape, dict) or not isinstance(options, dict):
-        raise ValueError(f"problem has no shape, or odd options: {row.problem[:40]}")
-    for axis, size in shape.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"problem has {axis} = {str(size)[:40]}")
-    for name, value in _object(row, "config").items():
+    _check_problem(row.problem)
+    for name, value in _object(row.config, "config").items():
         if isinstance(value, dict | list):
             raise ValueError(f"config has no plain value at {name}")
-    if not all(isinstance(scope, dict) for scope in _object(row, "scopes").values()):
+    if not all(isinstance(scope, dict) for scope in _object(row.scopes, "scopes").values()):
         raise ValueError("scopes is not an object of objects")
-    if not all(type(size) is int and size >= 0 for size in _object(row, "vmem").values()):
+    if not all(type(size) is int and size >= 0 for size in _object(row.vmem, "vmem").values()):
         raise ValueError("vmem is not an object of bytes")
-    _object(row, "measurement")
+    _object(row.measurement, "measurement")
     _check_numbers(row)
     return row
 
 
+@functools.lru_cache(maxsize=64)  # every row of a board has the same
+def _check_problem(text: str) -> None:
+    problem = _object(text, "problem")
+    shape, options = problem.get("shape"), problem.get("options") or {}
+    if not isinstance(shape, dict) or not isinstance(options, dict):
+        raise ValueError(f"problem has no shape, or odd options: {text[:40]}")
+    for axis, size in shape.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"problem has {axis} = {str(size)[:40]}")
+
+
 def _check_numbers(row: Row) -> None:
-    for field in fields(row):
-        value = getattr(row, field.name)
-        if isinstance(value, int) and value < 0:
-            raise ValueError(f"{field.name} is {value}")
-        if isinstance(value, float) and not 0 <= value < math.inf:
-            raise ValueError(f"{field.name} is {value}")
-        if value == 0 and field.name.startswith("latency"):
-            raise ValueError(f"{field.name} is {value}")
+    for name in _NUMBERS:
+        value = getattr(row, name)
+        if value is None:
+            continue
+        if not 0 <= value < math.inf or (value == 0 and name.startswith("latency")):
+            raise ValueError(f"{name} is {value}")
     if not all(time is not None and 0 < time < math.inf for time in row.samples_ms or ()):
         raise ValueError("samples_ms has what is no time")
     if (row.is_best or row.rank is not None) and (row.status != "ok" or row.latency_ms is None):
         raise ValueError(f"a row of status {row.status} and latency {row.latency_ms} is ranked")
 
 
-def _object(row: Row, name: str) -> dict[str, Any]:
-    """The JSON object in a column; {} for null. NaN and infinities are no JSON."""
+class _NoJson(ValueError):
+    """A word that Python reads in JSON and others do not: NaN, Infinity."""
 
-    def refuse(word: str) -> NoReturn:
-        raise ValueError(f"{name} has {word} in it")
 
-    text = getattr(row, name)
+def _refuse(word: str) -> NoReturn:
+    raise _NoJson(word)
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse)  # once: `json.loads` would make one a value
+
+
+def _object(text: str | None, name: str) -> dict[str, Any]:
+    """The JSON object in column `name`; {} for null. NaN and infinities are no JSON."""
+    if text is None:
+        return {}
     try:
-        value = {} if text is None else json.loads(text, parse_constant=refuse)
+        value = _JSON.decode(text)
+    except _NoJson as error:
+        raise ValueError(f"{name} has {error} in it") from None
     except RecursionError:
         raise ValueError(f"{name} is nested too deeply") from None
     if not isinstance(value, dict):
@@ -196,3 +210,6 @@ _TYPES = {
     ),
 }  # fmt: skip
 SCHEMA = pa.schema([(f.name, _TYPES.get(f.name, _TEXT)) for f in fields(Row)])
+_NUMBERS = tuple(
+    f.name for f in SCHEMA if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)
+)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from autotune.calibration import data
 from autotune.candidate import Candidate
+from autotune.cli import calibrate
 from autotune.errors import InputError
 from autotune.kernels import base
 from autotune.kernels.base import make_problem
@@ -174,3 +177,17 @@ def test_a_recorded_candidate_outside_the_space_joins_it(tmp_path: Path) -> None
     assert set(samples) <= set(joined.legal)
     assert len(joined.legal) == len(set(joined.legal))
     assert joined.joined(samples) == replace(joined)
+
+
+def test_the_csv_of_the_documentation_is_a_recording_and_in_the_help_of_calibrate(
+    tmp_path: Path,
+) -> None:
+    page = Path(__file__).parent.parent / "docs" / "measuring.md"
+    (text,) = re.findall(r"```csv\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    (tmp_path / "r.csv").write_text(text)
+    replay = Replay(tmp_path / "r.csv")
+    (recorded_problem,) = replay.problems()
+    assert list(replay.samples(recorded_problem).values()) == [(0.0171,)]
+    (measured,) = data.read([tmp_path / "r.csv"], data.FIT)
+    assert (measured.config["bk"], measured.measured_ms) == (1024, 0.0171)
+    assert text.splitlines() == [",".join(data.COLUMNS), calibrate.ROW]

@@ -17,7 +17,16 @@ class CalibrateFormat(enum.StrEnum):
     json = "json"
 
 
-@app.command(epilog="Example: autotune calibrate measured.csv --evaluate other.csv")
+ROW = (
+    'matmul,v6e,"{""shape"": {""m"": 512, ""k"": 1024, ""n"": 512}}","{""bm"": 256, ""bk"": 1024, '
+    '""bn"": 512, ""grid_order"": ""mn"", ""buffers"": 2}",0.0171'
+)
+
+
+@app.command(
+    epilog="Example: autotune calibrate measured.csv --evaluate other.csv, where measured.csv has "
+    f"the line kernel,device,problem,config,latency_ms and lines like {ROW}"
+)
 def calibrate(
     data: Annotated[
         list[Path],

@@ -124,7 +124,7 @@ def write_terminal(boards: Sequence[Board], *, top: int, file: IO[str]) -> None:
             console.print(title(board), style="bold")
             _stacked(rows, console)
         for line in caption(board):
-            console.print(Padding(line, (0, 0, 0, 2)))
+            console.print(Padding(line, (0, 0, 0, 2), expand=False))
         console.print()
     pairs = backward_pairs(boards)
     for pair in pairs:
@@ -158,7 +158,7 @@ def _stacked(rows: Sequence[tuple[Row, tuple[str, ...]]], console: Console) -> N
     for (row, shown), line in zip(rows, lines, strict=True):
         style = "bold" if row.is_best else None
         console.print(line, style=style)
-        console.print(Padding(shown[1], (0, 0, 0, 7)), style=style)
+        console.print(Padding(shown[1], (0, 0, 0, 7), expand=False), style=style)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -58,6 +58,29 @@ def reads_in_one_branch(x: Any, o: Any, s: Any) -> None:
     s[...] = x[...]
 
 
+def reads_where_data_says(x: Any, o: Any, s: Any) -> None:
+    s[...] = x[...]
+
+    @pl.when(x[0, 0] > 0)
+    def _() -> None:
+        o[...] = s[...]
+
+
+def reads_where_the_grid_says(x: Any, o: Any, s: Any) -> None:
+    s[...] = x[...]
+
+    @pl.when(pl.program_id(0) > 0)
+    def _() -> None:
+        o[...] = s[...]
+
+
+def writes_and_reads_where_data_says(x: Any, o: Any, s: Any) -> None:
+    @pl.when(x[0, 0] > 0)
+    def _() -> None:
+        s[...] = x[...]
+        o[...] = s[...]
+
+
 def writes_in_a_loop(x: Any, o: Any, s: Any) -> None:
     @pl.loop(0, 2)
     def _(_: Any) -> None:
@@ -92,6 +115,9 @@ def stages_in_a_function(x: Any, o: Any, s: Any) -> None:
         (never_reads, False),
         (writes_in_both_branches, False),
         (reads_in_one_branch, True),
+        (reads_where_data_says, True),
+        (reads_where_the_grid_says, False),
+        (writes_and_reads_where_data_says, False),
         (writes_in_a_loop, True),
         (reads_in_a_loop, True),
         (stages_in_a_function, False),

@@ -40,6 +40,19 @@ def matmul(name: str, blocks: tuple[int, int, int], limit: int | None = None, si
     return task, cost_model.rejection(trace(function, arguments, device), device)
 
 
+def flash_fwd(name: str, limit: int):
+    """A flash_fwd of one tile of 512 x 1024 a block as a task, and why the model refuses it."""
+    kernel, device = base.load("flash_fwd"), devices.get(name)
+    shape = dict.fromkeys(("batch", "q_heads", "kv_heads"), 1)
+    shape |= {"q_len": 4096, "kv_len": 4096, "head_dim_qk": 128, "head_dim_v": 128}
+    problem = base.make_problem(kernel, device=name, shape=shape)
+    blocks = {"block_q": 512, "block_kv": 1024, "block_q_compute": 512, "block_kv_compute": 1024}
+    config = {**blocks, "vmem_limit_bytes": limit}
+    function, arguments = kernel.build(problem, config)
+    task = Task(problem=problem, candidate=Candidate.of(config))
+    return task, cost_model.rejection(trace(function, arguments, device), device)
+
+
 def statuses(pool: CompilePool, tasks: list[Task]) -> list[str]:
     verdicts = dict(pool.run(tasks))
     return [verdicts[task].status for task in tasks]
@@ -65,6 +78,16 @@ def test_v5_a_limit_beyond_the_core_is_refused_though_the_compiler_takes_any_num
     task, reason = matmul("tpu7x", (256, 512, 256), 192 * MIB, size=1024)
     assert statuses(pool, [task]) == ["ok"]
     assert str(reason).startswith("VMEM limit 192.00 MiB is more than the 64.00 MiB")
+
+
+@pytest.mark.parametrize(("name", "over", "fits"), [("v5e", 6, 7), ("v6e", 5, 6)])
+def test_the_spills_of_attentions_tiles_decide_as_the_compiler_does(
+    pool: CompilePool, name: str, over: int, fits: int
+):
+    # Windows and scratch are 2.75 MiB; the tile spills 3.7 MiB on v5e and 2.8 on v6e.
+    cases = [flash_fwd(name, mib * MIB) for mib in (over, fits)]
+    assert statuses(pool, [task for task, _ in cases]) == ["oom", "ok"]
+    assert [reason is None for _, reason in cases] == [False, True]
 
 
 SPREAD = [

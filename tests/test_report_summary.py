@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_leaderboard import row
 from test_report import board, compiled
 
+from autotune import cli, leaderboard
 from autotune.cli.report import Format, write
 from autotune.leaderboard import Board
 from autotune.report import summary, table
@@ -113,3 +115,20 @@ def test_backward_passes_of_many_problems_are_a_line_each(
     write([dq, dkv, *others], Format.table, top=None, output=None)
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "5.000 ms" in x]
     assert line.split()[:8] == ["back", "tpu7x", "2.000", "ms", "3.000", "ms", "5.000", "ms"]
+
+
+def test_a_report_of_one_device_leaves_out_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for device in ("v6e", "v5e"):
+        path = leaderboard.path_of(tmp_path, device, "matmul", "k")
+        row = compiled(1, 1.0, device=device, problem='{"shape": {"m": 8}}')
+        leaderboard.merge(path, [row], flop_convention="2·m·k·n")
+
+    def devices(*arguments: str) -> set[str]:
+        cli.app(["report", str(tmp_path), "--format", "json", *arguments], standalone_mode=False)
+        return {p["device"] for p in json.loads(capsys.readouterr().out)["problems"]}
+
+    assert devices() == {"v5e", "v6e"}
+    assert devices("--device", "v6e") == {"v6e"}
+    assert devices("--device", "TPU v6 lite") == {"v6e"}, "JAX's name for it will do"

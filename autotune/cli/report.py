@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.app import app, opened, stored
+from autotune.cli.app import Boards, OnlyProblem, app, device_called, opened, stored
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,13 +27,10 @@ class Format(enum.StrEnum):
 
 @app.command(epilog="Example: autotune report results --format markdown --top 5")
 def report(
-    results: Annotated[
-        Path, typer.Argument(help="A results directory or one leaderboard file.")
-    ] = Path("results"),
+    results: Boards = Path("results"),
     format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.table,
-    problem: Annotated[
-        str | None, typer.Option(help="Only problems whose name, kernel or key contains this.")
-    ] = None,
+    problem: OnlyProblem = None,
+    device: Annotated[str | None, typer.Option(help="Only those tuned for this device.")] = None,
     top: Annotated[
         int | None,
         typer.Option(
@@ -46,11 +43,18 @@ def report(
 ) -> None:
     """Print the leaderboards: rank, blocks, latency and its evidence, MFU, VMEM, gain.
 
+    A line a problem closes the tables of several, and stands for them where there are many.
     Exit status: 0; 2 for bad input.
     """
-    boards = [b for b in stored(results) if problem is None or matches(b, problem)]
+    chip = device_called(device)
+    boards = [
+        b
+        for b in stored(results)
+        if (problem is None or matches(b, problem)) and chip in (None, b.rows[0].device)
+    ]
     if not boards:
         about = f" matching --problem {problem!r}" if problem else ""
+        about += f" of --device {device}" if device else ""
         raise InputError(f"no leaderboard{about} in {results}; `autotune sweep CONFIG` makes them")
     write(boards, format, top=top, output=output)
 

@@ -63,6 +63,7 @@ def _timelines(e: Explanation) -> str:
             layout = {
                 "barmode": "overlay", "yaxis": {"autorange": "reversed"},
                 "xaxis": {"title": {"text": "µs"}},
+                "uniformtext": {"minsize": 10, "mode": "hide"},  # hovering has what is left out
             }  # fmt: skip
             fig = Figure(data=data, layout=layout)
             height = 70 + 34 * len(lanes)
@@ -110,7 +111,7 @@ def _scopes(e: Explanation) -> str:
         "scope", "runs", "cycles each", "share of cycles", "of the MXU limit", "spill loads",
         "spill stores", "units",
     )  # fmt: skip
-    return page.table(header, rows, label="Scopes") + "".join(
+    return page.table(header, rows, label="Scopes", kind="roomy") + "".join(
         page.paragraph(s) for s in e.scopes_split
     )
 

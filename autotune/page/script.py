@@ -15,10 +15,17 @@ function made(tag, name, text) {
 }
 
 /* Packed is gzip as base64. */
-function unpack(script) {
+async function unpack(script) {
   var bytes = Uint8Array.from(atob(script.textContent), function (c) { return c.charCodeAt(0); });
-  var opened = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
-  return new Response(opened).text();
+  var gzip = new DecompressionStream('gzip'), writer = gzip.writable.getWriter();
+  writer.write(bytes);
+  writer.close();
+  var reader = gzip.readable.getReader(), decoder = new TextDecoder(), text = '';
+  for (;;) {
+    var part = await reader.read();
+    if (part.done) return text + decoder.decode();
+    text += decoder.decode(part.value, {stream: true});
+  }
 }
 
 var plotly = null;
@@ -45,7 +52,8 @@ function layout(own, height) {
   if (window.matchMedia('(pointer: coarse)').matches) whole.dragmode = false;
   ['xaxis', 'yaxis'].forEach(function (name) {
     var given = own[name] || {};
-    whole[name] = Object.assign({}, axis, given);
+    /* Ticks at 1, 2 and 5 of a power of ten: all nine do not fit under a plot. */
+    whole[name] = Object.assign({}, axis, given.type === 'log' ? {dtick: 'D2'} : {}, given);
     whole[name].title = Object.assign({}, axis.title, given.title);
   });
   return whole;
@@ -83,6 +91,15 @@ function draw(plot) {
   });
 }
 
+/* One after the other, with time between them for what the reader does. */
+function drawAll(plots) {
+  return plots.reduce(function (before, plot) {
+    return before.then(function () { return draw(plot); })
+      .then(function () { return new Promise(function (go) { setTimeout(go, 0); }); });
+  }, Promise.resolve());
+}
+
+/* What is in sight comes before its turn. */
 var seen = new IntersectionObserver(function (entries) {
   entries.forEach(function (entry) {
     if (!entry.isIntersecting) return;
@@ -156,6 +173,7 @@ all(document, 'details.card').forEach(function (card) {
       room.innerHTML = body;
       packed.replaceWith(room);
       prepare(room);
+      drawAll(all(room, '.plot'));
     });
   });
 });
@@ -211,11 +229,6 @@ if (form) filter();
 follow();
 /* A page of few figures draws all of them, so that it can be printed and searched. */
 var plots = all(document, '.plot');
-if (plots.length <= EAGER) {
-  plots.reduce(function (before, plot) {
-    return before.then(function () { return draw(plot); })
-      .then(function () { return new Promise(function (go) { setTimeout(go, 0); }); });
-  }, Promise.resolve());
-}
+if (plots.length <= EAGER) drawAll(plots);
 }());
 """

@@ -38,6 +38,8 @@ figure { margin: .5rem 0; } .plots { display: grid; gap: 0 1.5rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); }
 .plots > * { min-width: 0; }
 .js-plotly-plot text { fill: var(--fg) !important; }
+/* On a bar's own colour, which is of middling lightness in both schemes. */
+.js-plotly-plot .barlayer text.bartext-inside { fill: #0d1115 !important; }
 #filter, label.menu { display: flex; flex-wrap: wrap; gap: .4rem 1rem; align-items: center; }
 #filter { margin: 1rem 0 0; } label.menu { gap: .5rem; color: var(--soft); font-size: 14px; }
 input, select { font: inherit; padding: .2rem .4rem; max-width: 100%; color: var(--fg);

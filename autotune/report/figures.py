@@ -187,10 +187,9 @@ def _markers(
 
 
 def _logarithmic(x: str, y: str) -> dict[str, Any]:
-    """Axes with ticks at 1, 2 and 5 of a power of ten: all nine would not fit under a plot."""
     return {
-        "xaxis": {"type": "log", "title": {"text": x}, "dtick": "D2"},
-        "yaxis": {"type": "log", "title": {"text": y}, "dtick": "D2"},
+        "xaxis": {"type": "log", "title": {"text": x}},
+        "yaxis": {"type": "log", "title": {"text": y}},
     }
 
 

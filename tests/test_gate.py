@@ -24,6 +24,7 @@ from test_cli import call
 from autotune import gate, leaderboard
 from autotune.candidate import Candidate
 from autotune.child import StoppedError
+from autotune.errors import InputError
 from autotune.gate import checkers, compiled, measured
 from autotune.gate.verdict import Finding, Verdict
 from autotune.kernels import base
@@ -277,6 +278,9 @@ def test_a_recording_without_the_config_is_inconclusive(
                          "--replay", str(other))  # fmt: skip
     assert ended == 3
     assert "no fresh time of the stored best config" in out
+    _, out, _ = call(capsys, "gate", str(tmp_path / "results"), "--against", "measure",
+                     "--replay", str(other), "--update")  # fmt: skip
+    assert "; not updated: there are no figures of today\n" in out
 
 
 BAD_USAGE = {
@@ -553,6 +557,33 @@ def test_update_accepts_fresh_times_too(tmp_path: Path) -> None:
     assert best.latency_measured_ms == pytest.approx(1.2, rel=0.01)
     assert len(best.samples_ms or ()) == 20
     assert verdict(tmp_path, Fake(1.2)).outcome == "pass"
+
+
+def test_a_board_that_cannot_be_written_is_bad_input_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = store(tmp_path, stored())
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != board.path.parent)
+    status, out, err = call(capsys, "gate", str(tmp_path), "--update")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"autotune: results directory {board.path.parent} cannot be written: "
+        f"{board.path.parent} may not be written to\n"
+    )
+
+
+def test_figures_that_could_not_be_written_are_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_board(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise InputError("results directory r cannot be written: No space left on device")
+
+    monkeypatch.setattr(leaderboard, "merge", full)
+    found = verdict(tmp_path, Fake(1.0), update=True)
+    assert (found.outcome, found.updated) == ("inconclusive", False)
+    assert "not updated: results directory r cannot be written: No space left" in found.reason
 
 
 def test_weaker_evidence_does_not_replace_what_the_board_ranks_by(tmp_path: Path) -> None:

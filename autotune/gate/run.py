@@ -173,6 +173,8 @@ def _check_outputs(
             case.checked = NO_REFERENCE
         else:
             waiting.append(case)
+    if not waiting:
+        return
     waiting.sort(key=lambda case: -(case.best.compile_seconds or 0.0))
     progress.start(label, "check", len(waiting))
     asked = [(c.problem, c.candidate.config) for c in waiting if c.problem is not None]
@@ -184,7 +186,7 @@ def _check_outputs(
 def _closed(case: Case, request: Request, progress: Progress) -> Verdict:
     """The verdict, with today's rows written into the board where that is asked for and allowed."""
     assert case.finding is not None
-    if not request.update or not (case.rows or case.finding.today_ms):
+    if not request.update or case.kernel is None:
         return case.verdict(request)
     refusal = case.refusal(request)
     if refusal is None:

@@ -12,7 +12,7 @@ from test_leaderboard import row
 from test_report import board, compiled
 
 from autotune import cli, leaderboard
-from autotune.cli.report import Format, write
+from autotune.cli.report import Format, _natural, write
 from autotune.leaderboard import Board
 from autotune.report import summary, table
 
@@ -79,6 +79,18 @@ def test_problems_of_one_name_are_told_apart_by_what_differs() -> None:
     ]  # fmt: skip
 
 
+def test_names_that_a_matrix_made_say_no_axis_twice_and_none_that_goes_with_another() -> None:
+    boards = [problem(f"fwd q_len={q} kv_len={q} m=8", q_len=q, kv_len=q) for q in (512, 1024)]
+    assert summary.names(boards) == ["fwd q_len=512", "fwd q_len=1024"]
+    assert summary.names(boards[:1]) == ["fwd q_len=512 kv_len=512 m=8"]
+    assert summary.names([problem("a=b up=1")]) == ["a=b up=1"]
+
+
+def test_problems_stand_in_the_order_of_their_sizes() -> None:
+    keys = ["k/len1024-b2", "k/len512-b10", "k/len512-b9", "j/x"]
+    assert sorted(keys, key=_natural) == ["j/x", "k/len512-b9", "k/len512-b10", "k/len1024-b2"]
+
+
 def test_a_problem_without_a_winner_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = board(row({"bm": 2}, status="oom", reason="VMEM: used 70M of 64M"))
     told = shown([lost], columns=140, many=False, monkeypatch=monkeypatch)
@@ -97,6 +109,15 @@ def test_many_problems_are_a_line_each_and_their_candidates_are_asked_for(
     assert lines(summary.FEW + 1, None) < 2 * summary.FEW
     assert lines(summary.FEW + 1, 5) > 8 * summary.FEW
     assert lines(summary.FEW, None) > 8 * summary.FEW
+
+
+def test_many_problems_end_with_totals_a_kernel_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = [board(compiled(1, 1.0), compiled(2, gain, is_default=True)) for gain in (2.0, 8.0)]
+    lost = board(row({"bm": 2}, status="oom", reason="VMEM"))
+    told = shown([*gains, lost], columns=80, many=True, monkeypatch=monkeypatch)
+    ranked, unranked = [x for x in told.splitlines() if x.startswith("matmul on tpu7x, ")][-2:]
+    assert ranked.split()[4:] == ["2", "4.00x", "2.00x", "8.00x", "0.2%"]
+    assert unranked.split()[-5:] == ["1", "–", "–", "–", "–"]
 
 
 def test_stale_problems_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

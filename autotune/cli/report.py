@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,13 @@ def report(
         about = f" matching --problem {problem!r}" if problem else ""
         about += f" of --device {device}" if device else ""
         raise InputError(f"no leaderboard{about} in {results}; `autotune sweep CONFIG` makes them")
+    boards.sort(key=lambda board: _natural(str(board.path)))
     write(boards, format, top=top, output=output)
+
+
+def _natural(text: str) -> list[tuple[str, int]]:
+    """For sorting: numbers in `text` by their value, so that q_len512 comes before q_len1024."""
+    return [(word, int(n or 0)) for word, n in re.findall(r"(\D*)(\d*)", text)]
 
 
 def matches(board: Board, text: str) -> bool:

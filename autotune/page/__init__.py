@@ -19,6 +19,8 @@ from autotune.page.style import STYLE
 
 COLOURS = ("#3b7dd8", "#e08a2c", "#3a9d6e", "#c2525c", "#8265c9", "#7f8893", "#b59b2b", "#4aa7b5")
 """Readable on white and on near-black."""
+WORDY = 30
+"""Letters from which on a table's first column has room for more of them on a line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +103,11 @@ def table(
         cells = "".join(map(_cell, row, numeric))
         body.append(f"<tr{best}{at}>{cells}</tr>")
     more = f' data-limit="{limit}"' if limit else ""
+    wordy = any(len(c.text if isinstance(c, Cell) else c) > WORDY for c, *_ in rows)
+    classes = f"sortable {kind}{' wordy' * wordy}"
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{text(label)}">'
-        f'<table class="sortable {kind}"{more}><thead><tr>{heads}</tr></thead>'
+        f'<table class="{classes}"{more}><thead><tr>{heads}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 

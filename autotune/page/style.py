@@ -25,8 +25,9 @@ th.number, td.number { text-align: right; } td.number { white-space: nowrap; }
 table.roomy td:last-child { min-width: min(26rem, 75vw); }
 table.pinned td { white-space: nowrap; }
 table.pinned td:first-child, table.pinned th:first-child { position: sticky; left: 0;
-  background: var(--bg); min-width: min(11rem, 36vw); max-width: min(16rem, 42vw);
-  white-space: normal; overflow-wrap: break-word; }
+  background: var(--bg); min-width: min(11rem, 36vw); white-space: normal;
+  overflow-wrap: break-word; }
+table.pinned.wordy td:first-child { min-width: min(27rem, 45vw); }
 th button { all: unset; cursor: pointer; font-weight: 600; white-space: nowrap; }
 th button:focus-visible { outline: 2px solid var(--link); }
 th[aria-sort=ascending] button::after { content: " ▲"; font-size: .7em; }

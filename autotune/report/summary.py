@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import IO
@@ -30,7 +31,8 @@ def write_terminal(boards: Sequence[Board], *, many: bool, file: IO[str]) -> Non
     lines = _groups(boards, console.width)
     if many:
         said = f"{len(boards)} problems; --problem TEXT or --top N show their candidates"
-        lines += [*_pairs(boards), (False, ""), *((False, n) for n in (*_notes(boards), said))]
+        lines += [*_pairs(boards), *_totals(boards), (False, "")]
+        lines += [(False, note) for note in (*_notes(boards), said)]
     for is_heading, line in lines:
         console.print(line, style="bold" if is_heading else None, soft_wrap=True)
 
@@ -115,26 +117,35 @@ def _padded(text: str, width: int) -> str:
 
 
 def names(boards: Sequence[Board]) -> list[str]:
-    """A problem's name, with what tells it apart from others of its name, kernel and device; its
-    shape where it has no name."""
+    """A problem's name; its shape where it has none.
+
+    Of several of one name, kernel and device, with what tells them apart and no more: the names a
+    config's matrix makes say all axes of it.
+    """
     alike: dict[tuple[str, str, str | None], list[Board]] = {}
     for board in boards:
         alike.setdefault(_named(board), []).append(board)
-    differing = {key: _differing(some) for key, some in alike.items()}
-    return [_name(board, differing[_named(board)]) for board in boards]
+    differing = {key: _differing(some) for key, some in alike.items() if len(some) > 1}
+    return [_name(board, differing.get(_named(board))) for board in boards]
 
 
 def _named(board: Board) -> tuple[str, str, str | None]:
+    """Kernel, device, and the name without what a matrix wrote behind it."""
     first = board.rows[0]
-    return first.kernel, first.device, first.problem_name
+    words, facts = (first.problem_name or "").split(" "), table.facts(first)
+    while len(words) > 1 and words[-1] in {f"{k}={v}" for k, v in facts.items()}:
+        words.pop()
+    return first.kernel, first.device, " ".join(words) or None
 
 
-def _name(board: Board, differing: Sequence[str]) -> str:
+def _name(board: Board, differing: Sequence[str] | None) -> str:
     first = board.rows[0]
     if first.problem_name is None:
         return table.shape(first)
-    values = table.facts(first)
-    return " ".join([first.problem_name, *(f"{k}={values[k]}" for k in differing if k in values)])
+    if differing is None:
+        return first.problem_name
+    facts = table.facts(first)
+    return " ".join([_named(board)[2] or "", *(f"{k}={facts[k]}" for k in differing if k in facts)])
 
 
 def _differing(boards: Sequence[Board]) -> list[str]:
@@ -163,6 +174,31 @@ def _pairs(boards: Sequence[Board]) -> list[Line]:
         (False, ""),
         (True, f"{_padded('dq + dkv', longest)}  {head}"),
         *((False, f"{_padded(row[0], longest)}  {x}") for row, x in zip(rows, lines, strict=True)),
+    ]
+
+
+TOTALS = ("problems", "vs default", "least", "most", "median MFU")
+
+
+def _totals(boards: Sequence[Board]) -> list[Line]:
+    """A line a kernel, device and evidence: geometric mean of the gains, their ends, median MFU."""
+    groups: dict[str, list[Board]] = {}
+    for board in boards:
+        groups.setdefault(_about(board), []).append(board)
+    rows = []
+    for some in groups.values():
+        gains = [board.gain for board in some if board.gain]
+        mfus = [board.best.mfu for board in some if board.best and board.best.mfu]
+        told = (statistics.geometric_mean(gains), min(gains), max(gains)) if gains else ()
+        cells = [f"{gain:.2f}x" for gain in told] or ["–"] * 3
+        mfu = f"{statistics.median(mfus):.1%}" if mfus else "–"
+        rows.append((str(len(some)), *cells, mfu))
+    longest = max(map(cell_len, groups))
+    head, *lines = table.aligned([TOTALS, *rows])
+    return [
+        (False, ""),
+        (True, f"{'':{longest}}  {head}"),
+        *((False, f"{_padded(k, longest)}  {x}") for k, x in zip(groups, lines, strict=True)),
     ]
 
 

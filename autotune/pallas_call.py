@@ -23,8 +23,10 @@ from autotune.traced.jaxprs import open_jaxpr
 from autotune.traced.outer_code import FoundCall, as_array, find_calls
 from autotune.traced.scalar_code import UNKNOWN, ScalarCode, Table, Value
 from autotune.traced.scratch_use import is_carried
+from autotune.traced.surroundings import Surroundings, surroundings
 from autotune.traced.temporaries import temporaries_bytes
 from autotune.traced.timeline import Operand, timeline
+from autotune.vmem_model import PARKABLE
 
 __all__ = [
     "PallasCall", "Program", "Scratch", "StepClass", "Window", "semantics_reason", "trace",
@@ -49,20 +51,20 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], device: Device) -> Progra
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
-        found, how = _found(fn, args, device)
+        found, how, around = _found(fn, args, device)
     except KernelError:
         raise
     except Exception as error:  # whatever somebody's kernel raises
         raise KernelError(f"{name} raised {type(error).__name__}: {_one_line(error)}") from error
     if not found:
         raise KernelError(f"{name} holds no pallas_call: there is nothing to tune")
-    return Program(calls=tuple(_read_call(call, device, how) for call in found))
+    return Program(calls=tuple(_read_call(call, device, how, around) for call in found))
 
 
 def _found(
     fn: Callable[..., Any], args: Sequence[Any], device: Device
-) -> tuple[list[FoundCall], dict[int, str]]:
-    """The calls, and who named the parts of each kernel's body (`Marked.how`).
+) -> tuple[list[FoundCall], dict[int, str], Surroundings]:
+    """The calls, who named the parts of each kernel's body (`Marked.how`), and what is around them.
 
     Inner pipelines are kept as one equation where all of them can be read so.
     """
@@ -70,9 +72,9 @@ def _found(
         marked = capture(fn, args, device).marked
         found = find_calls(marked.jaxpr)
         if not any(loses_pipeline(call.eqn, _body_operands(call)) for call in found):
-            return found, marked.how
+            return found, marked.how, surroundings(marked.jaxpr)
     marked = capture(fn, args, device).marked
-    return find_calls(marked.jaxpr), marked.how
+    return find_calls(marked.jaxpr), marked.how, surroundings(marked.jaxpr)
 
 
 def _one_line(error: Exception) -> str:
@@ -82,7 +84,9 @@ def _one_line(error: Exception) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> PallasCall:
+def _read_call(
+    call: FoundCall, device: Device, how: Mapping[int, str], around: Surroundings
+) -> PallasCall:
     params = call.eqn.params
     mapping, body, compiler = (
         params["grid_mapping"], params["jaxpr"], params["compiler_params"],
@@ -105,10 +109,16 @@ def _read_call(call: FoundCall, device: Device, how: Mapping[int, str]) -> Palla
     make = partial(ScalarCode, grid=grid or (1,), program_axes=axes)
     rest = [UNKNOWN] * (len(open_jaxpr(body)[0].invars) - len(tables))
     code, fixed = state.run(make, body, tables, rest)
+    first = dynamic + index_count
     operands = [
-        _operand(make(), block, _tables(block) if inner else fixed, n, mapping.num_inputs)
+        _operand(
+            make(), block, _tables(block) if inner else fixed, n, mapping.num_inputs,
+            parkable=around.parkable(
+                call.eqn, first + n if n < mapping.num_inputs and not inner else None
+            ),
+        )
         for n, block in enumerate(mapping.block_mappings)
-    ]
+    ]  # fmt: skip
     if inner is not None:
         inner.count_own_scopes(code.counts)
     steps = math.prod(grid)
@@ -199,8 +209,9 @@ def _bits(dtype: Any) -> int:
 
 
 def _operand(
-    code: ScalarCode, block: Any, tables: Sequence[Value], number: int, inputs: int
-) -> Operand:
+    code: ScalarCode, block: Any, tables: Sequence[Value], number: int, inputs: int,
+    *, parkable: bool,
+) -> Operand:  # fmt: skip
     role, n = ("input", number) if number < inputs else ("output", number - inputs)
     array, ref = block.array_aval, block.transformed_block_aval
     memory, bits = _memory(ref.memory_space), _bits(array.dtype)
@@ -218,7 +229,8 @@ def _operand(
         mode = getattr(block, "pipeline_mode", None)
         buffers = 1 if moves.constant else getattr(mode, "buffer_count", 2)
     window = Window(
-        role=role, name=f"{role} {n}", array_shape=tuple(array.shape), block_shape=shape,
+        role=role, name=f"{PARKABLE if parkable else ''}{role} {n}",
+        array_shape=tuple(array.shape), block_shape=shape,
         dtype=str(array.dtype), bits=bits, memory=memory, buffers=buffers, copies=copies,
         bytes_copied=copied, window_bytes=size, bytes_moved=moved,
         exact=moves is None or moves.exact,

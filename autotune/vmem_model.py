@@ -15,6 +15,9 @@ from autotune.device import MIB, Device
 if TYPE_CHECKING:
     from autotune.call_record import Dot, PallasCall, Program, Window
 
+SUBLANES, LANES = 8, 128
+PARKABLE = "parkable "
+"""Begins the name of a window whose operand XLA may hold in VMEM outside the kernel's limit."""
 KINDS = ("window", "scratch", "temporary")
 REGISTERS_BYTES = 64 * 8 * 128 * 4
 """The vector registers of a TensorCore: 64 of 8 × 128 words."""
@@ -89,12 +92,13 @@ def vmem_limit_bytes(call: PallasCall, device: Device) -> int:
 def vmem_bill(call: PallasCall, device: Device) -> VmemBill:
     """VMEM of `call`: windows times buffers, scratch, and temporaries that must leave registers."""
     spare = device.vmem_bytes - vmem_limit_bytes(call, device)
+    copied = any(w.array_shape and w.array_shape[-1] % LANES for w in call.windows)
     windows = (
         Allocation(
-            name=w.name,
+            name=w.name.removeprefix(PARKABLE),
             kind="window",
             bytes=w.window_bytes * w.buffers,
-            may_vanish=_may_be_parked(w, device, spare),
+            may_vanish=_array_bytes(w) < spare and (copied or _may_be_parked(w, device)),
         )
         for w in call.windows
         if w.memory == "vmem"
@@ -137,13 +141,16 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
     return max(0, least)
 
 
-def _may_be_parked(window: Window, device: Device, spare_bytes: int) -> bool:
-    """Whether XLA may hold the whole operand in VMEM, so that the kernel allocates no window.
+def _may_be_parked(window: Window, device: Device) -> bool:
+    """Whether XLA may hold an operand in VMEM, so that the kernel allocates no window for it.
 
-    Seen on tpu7x only, for operands that fit into the VMEM outside the kernel's limit: inputs up
-    to 22 MiB beside a limit of 32 MiB, not 24; outputs where another XLA operation reads them.
+    Any operand on tpu7x: inputs up to 22 MiB beside a limit of 32 MiB, not 24; outputs where
+    another XLA operation reads them. On the others where XLA makes it or computes meanwhile
+    (`traced.surroundings`); one with rows or columns that are no whole tiles it copies first, and
+    beside a copy of narrow columns it has time to fetch the others too.
     """
-    return device.parks_operands and _array_bytes(window) < spare_bytes
+    whole = len(window.array_shape) > 1 and window.array_shape[-2] % SUBLANES == 0
+    return device.parks_operands or window.name.startswith(PARKABLE) or not whole
 
 
 def _array_bytes(window: Window) -> int:

@@ -238,19 +238,21 @@ def held_windows(call: PallasCall, schedule: Schedule) -> frozenset[int]:
 def around_seconds(ops: Iterable[XlaOp], device: Device) -> float:
     """Seconds of what XLA runs around the kernels.
 
-    An operation takes the longer of its HBM bytes at the rate copies reach and its VMEM bytes at
-    `vmem_bytes_per_s`, plus `op_overhead_s`; a copy in the background costs its HBM bytes. XLA's
+    An operation takes the longer of two: its HBM bytes at the rate copies reach, and all its bytes,
+    HBM's and VMEM's alike, at the rate they pass through a core (`vmem_bytes_per_s`); plus
+    `op_overhead_s`. A copy in the background passes through no core and costs its HBM bytes. XLA's
     own `estimated_cycles` are left out: for the fusions around attention they are 3 to 30 times
     the cycles of the fusion's own schedule (docs/vmem-and-latency-model.md).
     """
     total = 0.0
     for op in ops:
-        hbm_s = (op.bytes_read + op.bytes_written) / device.copy_bytes_per_s
+        hbm_bytes = op.bytes_read + op.bytes_written
+        hbm_s = hbm_bytes / device.copy_bytes_per_s
         if op.asynchronous:
             total += op.repeats * hbm_s
             continue
-        vmem_s = op.vmem_bytes / device.vmem_bytes_per_s
-        total += op.repeats * (max(hbm_s, vmem_s) + device.op_overhead_s)
+        core_s = (hbm_bytes + op.vmem_bytes) / device.vmem_bytes_per_s
+        total += op.repeats * (max(hbm_s, core_s) + device.op_overhead_s)
     return total
 
 

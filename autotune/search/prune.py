@@ -38,7 +38,8 @@ Share = Callable[
 class Stages:
     """What the stages of a sweep share: workers, cache, progress.
 
-    `calibrations` are the devices' constants; None for those of the calibration file.
+    `calibrations` are the devices' constants; None for those of the calibration file. Once
+    `out_of_time`, `verdicts` has the cache's only.
     """
 
     pool: CompilePool
@@ -46,6 +47,7 @@ class Stages:
     progress: Progress
     fresh: bool = False
     calibrations: Mapping[str, Calibration] | None = None
+    out_of_time: Callable[[], bool] = lambda: False
     _fingerprints: dict[str, str] = field(default_factory=dict)
     _compile_caches: dict[str, CompileCache] = field(default_factory=dict)
 
@@ -54,13 +56,15 @@ class Stages:
     def open(
         cls, *, jobs: int | None, timeout_s: float, fresh: bool, progress: Progress,
         calibrations: Mapping[str, Calibration] | None = None,
+        out_of_time: Callable[[], bool] = lambda: False,
     ) -> Iterator[Stages]:  # fmt: skip
         """Stages with `jobs` worker processes, which end with the context."""
         cache = Cache(warn=lambda text: progress.note(f"autotune: {text}"))
         with CompilePool(jobs=jobs, timeout_s=timeout_s) as pool:
             yield cls(
-                pool=pool, cache=cache, progress=progress, fresh=fresh, calibrations=calibrations
-            )
+                pool=pool, cache=cache, progress=progress, fresh=fresh, calibrations=calibrations,
+                out_of_time=out_of_time,
+            )  # fmt: skip
 
     def judge(self, kernel: Kernel, problem: Problem) -> Judge:
         """The judge of a problem: its FLOP count, its kernel's fingerprint, its device's constants.
@@ -149,8 +153,8 @@ class Stages:
         return evaluate
 
     def verdicts(self, judge: Judge, candidates: Iterable[Candidate]) -> dict[Candidate, Compiled]:
-        """The compiler's verdict on each candidate, whatever time it takes."""
-        return dict(self._compiled(judge, candidates, lambda: False))
+        """The compiler's verdict on each candidate; on each that the cache has once time is up."""
+        return dict(self._compiled(judge, candidates, self.out_of_time))
 
     def _compiled(
         self, judge: Judge, candidates: Iterable[Candidate], out_of_time: Callable[[], bool]

@@ -220,7 +220,11 @@ def test_the_vmem_limit_of_the_users_own_flags_is_the_models_too(workplace: Work
 
 
 def test_the_gate_without_a_baseline_is_inconclusive(workplace: Workplace) -> None:
-    assert "no baseline: the path does not exist" in workplace.run("gate", "none", expect=3)[0]
+    told = (
+        "none: no baseline: the path does not exist; check it, or make one with "
+        "`autotune sweep CONFIG --results none`\n"
+    )
+    assert told in workplace.run("gate", "none", expect=3)[0]
     (workplace.folder / "results").mkdir()
     assert "no baseline: no leaderboard in it" in workplace.run("gate", expect=3)[0]
     (workplace.folder / "results" / "x.parquet").write_bytes(b"PAR1")

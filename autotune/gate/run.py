@@ -45,7 +45,7 @@ def check(
     """
     if not baseline.exists():
         reason = (
-            "no baseline: there is no such file or folder; check the path, or make one with "
+            "no baseline: the path does not exist; check it, or make one with "
             f"`autotune sweep CONFIG --results {baseline}`"
         )
         return [_nothing(str(baseline), reason)]

@@ -156,6 +156,18 @@ def test_a_page_of_many_problems_is_small_and_packs_what_is_not_open(board: Boar
     assert "1 candidate did not survive" not in few
 
 
+def test_what_is_out_of_sight_is_hidden_as_it_is_written_and_shown_where_no_script_runs(
+    board: Board,
+) -> None:
+    text = written(many(board, 2 * page.CARDS))
+    assert text.count('<details class="card" hidden') == page.CARDS
+    assert text.count("<tr hidden data-at") == 2 * page.CARDS - 2 * html.LIMIT
+    assert "<noscript><style>tr[hidden] { display: table-row !important; }" in text
+    few = written([board])
+    assert '<details class="card" open' in few
+    assert "<tr hidden" not in few
+
+
 def shown_by_browser(text: str, folder: Path) -> str:
     """The page's DOM after its scripts ran; they must have no errors."""
     assert CHROMIUM is not None

@@ -43,7 +43,7 @@ def test_a_line_says_the_winner_its_figures_and_how_the_others_ended(
     heading, names, up, down = told.splitlines()
     assert heading == "matmul on tpu7x, compiled"
     assert names.split()[:4] == ["latency", "vs", "default", "MFU"]
-    assert names.endswith("spills  tried  ranked  pruned  rejected  failed  winner")
+    assert names.endswith("spills  candidates  ranked  pruned  rejected  failed  winner")
     assert " ".join(up.split()) == "up 1.000 ms 4.00x 0.2% 2.0 3.0 / 32 7 5 2 1 1 1 bm=512"
     assert down.startswith("down  1.000 ms")
 
@@ -52,7 +52,7 @@ def test_where_the_counts_have_no_room_they_stand_beside_the_winner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = shown([problem("up")], columns=80, many=False, monkeypatch=monkeypatch)
-    assert "bm=512  5 tried, 2 ranked, 1 pruned, 1 rejected, 1 failed" in told
+    assert "bm=512  5 candidates: 2 ranked, 1 pruned, 1 rejected, 1 failed" in told
 
 
 @pytest.mark.parametrize("columns", [80, 100, 140])

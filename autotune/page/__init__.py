@@ -19,6 +19,9 @@ from autotune.page.style import STYLE
 
 COLOURS = ("#3b7dd8", "#e08a2c", "#3a9d6e", "#c2525c", "#8265c9", "#7f8893", "#b59b2b", "#4aa7b5")
 """Readable on white and on near-black."""
+CARDS = 50
+"""Closed sections in sight at a time. Rows and sections that are not are hidden as they are
+written: laying them out takes nine tenths of the time in which a page of a thousand opens."""
 WORDY = 30
 """Letters from which on a table's first column has room for more of them on a line."""
 
@@ -99,9 +102,9 @@ def table(
     body = []
     for i, row in enumerate(rows):
         at = f' data-at="{text(anchors[i])}"' if anchors else ""
-        best = " class=best" if i == bold else ""
+        look = (" class=best" if i == bold else "") + (" hidden" if limit and i >= limit else "")
         cells = "".join(map(_cell, row, numeric))
-        body.append(f"<tr{best}{at}>{cells}</tr>")
+        body.append(f"<tr{look}{at}>{cells}</tr>")
     more = f' data-limit="{limit}"' if limit else ""
     wordy = any(len(c.text if isinstance(c, Cell) else c) > WORDY for c, *_ in rows)
     classes = f"sortable {kind}{' wordy' * wordy}"
@@ -172,23 +175,26 @@ def write(title: str, lead: str, sections: Iterable[Section], file: IO[str]) -> 
     file.write(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)}</title><style>{STYLE}</style></head>"
+        f"<title>{text(title)}</title><style>{STYLE}</style>"
+        "<noscript><style>tr[hidden] { display: table-row !important; }</style></noscript></head>"
         f"<body><main><h1>{text(title)}</h1>{lead}"
     )
-    drawn = False
+    drawn, closed = False, 0
     for section in sections:
         drawn = drawn or 'class="plot"' in section.body
-        file.write(_section(section))
+        closed += section.fold == "closed"
+        file.write(_section(section, hidden=closed > CARDS))
     file.write("</main>")
     if drawn:
         from plotly.offline import get_plotlyjs
 
         file.write(f'<script type="text/plain" id="plotly">{_packed(get_plotlyjs())}</script>')
-    colours = json.dumps(COLOURS)
-    file.write(f"<script>{SCRIPT.replace('COLOURS_OF_PAGE', colours)}</script></body></html>\n")
+    script = SCRIPT.replace("COLOURS_OF_PAGE", json.dumps(COLOURS))
+    script = script.replace("CARDS_OF_PAGE", str(CARDS))
+    file.write(f"<script>{script}</script></body></html>\n")
 
 
-def _section(section: Section) -> str:
+def _section(section: Section, *, hidden: bool) -> str:
     anchor = f' id="{text(section.anchor)}"' if section.anchor else ""
     tags = "".join(f' data-{tag}="{text(value)}"' for tag, value in section.tags.items())
     head = f"<h2>{text(section.title)}</h2>"
@@ -197,8 +203,8 @@ def _section(section: Section) -> str:
     body = section.body
     if section.fold == "closed":
         body = f'<script type="text/plain" class="packed">{_packed(body)}</script>'
-    is_open = " open" if section.fold == "open" else ""
-    return f'<details class="card"{is_open}{anchor}{tags}><summary>{head}</summary>{body}</details>'
+    state = " hidden" if hidden else " open" if section.fold == "open" else ""
+    return f'<details class="card"{state}{anchor}{tags}><summary>{head}</summary>{body}</details>'
 
 
 def _packed(value: str) -> str:

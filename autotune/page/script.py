@@ -5,7 +5,7 @@ from __future__ import annotations
 SCRIPT = """
 (function () {
 'use strict';
-var GRID = 'rgba(128,128,128,0.25)', EAGER = 100, CARDS = 50;
+var GRID = 'rgba(128,128,128,0.25)', EAGER = 100, CARDS = CARDS_OF_PAGE;
 function all(root, what) { return Array.from(root.querySelectorAll(what)); }
 function made(tag, name, text) {
   var element = document.createElement(tag);

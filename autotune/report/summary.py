@@ -19,7 +19,7 @@ from autotune.report.units import milliseconds
 FEW = 12
 """Leaderboards that are told in full where nobody says otherwise; of more, a line each."""
 FIGURES = ("latency", "vs default", "MFU", "TFLOP/s", "VMEM MiB", "spills")
-COUNTS = ("tried", "ranked", "pruned", "rejected", "failed")
+COUNTS = ("candidates", "ranked", "pruned", "rejected", "failed")
 
 
 def write_terminal(boards: Sequence[Board], *, many: bool, file: IO[str]) -> None:
@@ -109,7 +109,8 @@ def _wrapped(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _counted(counts: Sequence[str]) -> str:
-    return ", ".join(f"{n} {word}" for n, word in zip(counts, COUNTS, strict=True) if n != "0")
+    ended = ", ".join(f"{n} {s}" for n, s in zip(counts[1:], COUNTS[1:], strict=True) if n != "0")
+    return f"{counts[0]} candidates: {ended}"
 
 
 def _padded(text: str, width: int) -> str:
@@ -228,7 +229,7 @@ def _figures(board: Board) -> tuple[str, ...]:
 
 
 def _counts(board: Board) -> tuple[str, ...]:
-    """`tried` is all candidates: what is in no other column was beyond the budget."""
+    """In the order of `COUNTS`; a candidate that is in no other column was beyond the budget."""
     ended = board.counts
     numbers = (
         ended["candidates"],

@@ -157,16 +157,15 @@ def changed(winner: Candidate, other: Candidate) -> tuple[str, ...]:
     return tuple(n for n in winner.config if winner.config[n] != other.config.get(n))
 
 
-def sample(
-    winner: Candidate, space: Iterable[Candidate], model_ms: Mapping[Candidate, float], *,
-    size: int, seed: str,
-) -> list[Candidate]:  # fmt: skip
-    """`size` competitors of `winner`: of its layouts and scheduler those whose blocks the model
-    ranks best, then changes of one or two of its tunables, one of a kind after the other."""
+def ordered(
+    winner: Candidate, space: Iterable[Candidate], model_ms: Mapping[Candidate, float], seed: str
+) -> list[Candidate]:
+    """Competitors of `winner` in the order they are tried: of its layouts and scheduler those whose
+    blocks the model ranks best, then changes of one or two of its tunables, a kind in turn."""
     others = [c for c in space if c != winner]
     alike = [c for c in others if set(changed(winner, c)) <= set(BLOCKS)]
     told = [c for c in alike if c in model_ms]
-    chosen = sorted(told, key=lambda c: model_ms[c])[: min(RANKED, size)]
+    found = dict.fromkeys(sorted(told, key=lambda c: model_ms[c])[:RANKED])
     rng = random.Random(seed)
     kinds: list[list[Candidate]] = [
         [c for c in alike if len(changed(winner, c)) == 1],
@@ -177,10 +176,8 @@ def sample(
     for kind in kinds:
         rng.shuffle(kind)
     for turn in itertools.zip_longest(*kinds):
-        for candidate in turn:
-            if len(chosen) < size and candidate is not None and candidate not in chosen:
-                chosen.append(candidate)
-    return chosen
+        found |= dict.fromkeys(c for c in turn if c is not None)
+    return list(found)
 
 
 def combined(winner: Candidate, outcome: Outcome, space: Iterable[Candidate]) -> Candidate | None:
@@ -215,11 +212,14 @@ class Trial:
         if outcome.winner is None:
             return outcome
         winner, space = outcome.winner[0], space_of(spec)
+        measured = {each for each, _ in spec.winners}
         blocks = [c for c in space if set(changed(winner, c)) <= set(BLOCKS)]
         judged = self._stages.model(judge, Space(legal=tuple(blocks)))
         model_ms = {j.candidate: j.row.latency_model_ms or 0.0 for j in judged if j.survives}
-        for candidate in sample(winner, space, model_ms, size=self._size, seed=spec.problem.key):
-            self._predict(judge, candidate, outcome)
+        # What does not compile is no competitor: the next one takes its place, a few times.
+        for candidate in ordered(winner, space, model_ms, spec.problem.key)[: 2 * self._size]:
+            if len(outcome.predicted.keys() - measured) < self._size:
+                self._predict(judge, candidate, outcome)
         if (last := combined(winner, outcome, space)) is not None:
             self._predict(judge, last, outcome)
         return outcome

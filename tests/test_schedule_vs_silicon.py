@@ -11,7 +11,12 @@ from autotune import device as devices
 from autotune.calibration import data
 from autotune.calibration.evidence_of import Evidence
 from autotune.call_record import Program
+from autotune.candidate import Candidate
+from autotune.compiler.cache import Cache
 from autotune.evidence import Compiled, XlaOp
+from autotune.kernels import base
+from autotune.progress import Quiet
+from autotune.search.prune import Stages
 
 V6E = replace(devices.get("v6e"), launch_s=2e-6)
 
@@ -58,3 +63,34 @@ def test_of_two_runs_of_one_problem_the_faster_counts():
     slow, fast = measured(1.2, bench.TOKAMAX, n=1), measured(1.0, bench.TOKAMAX, n=1)
     other, host = measured(3.0, bench.TOKAMAX, n=2), measured(2.0, bench.V6E, n=1)
     assert bench._faster_runs([slow, host, fast, host, other]) == [host, host, fast, other]
+
+
+class Pool:
+    """Counts what it is asked to compile."""
+
+    timeout_s, memory_limit_bytes = 60.0, 2**34
+
+    def __init__(self):
+        self.asked = []
+
+    def run(self, tasks):
+        for task in tasks:
+            self.asked.append(task)
+            yield task, Compiled(status="ok")
+
+
+def test_once_time_is_up_nothing_is_compiled_and_what_is_cached_is_still_told(tmp_path):
+    pool, up = Pool(), [False]
+    stages = Stages(
+        pool=pool, cache=Cache(tmp_path), progress=Quiet(), calibrations={},
+        out_of_time=lambda: up[0],
+    )  # fmt: skip
+    problem = base.make_problem(
+        base.load("matmul"), device="v6e", shape={"m": 256, "k": 256, "n": 256}
+    )
+    judge = stages.judge(base.load("matmul"), problem)
+    first, second = (Candidate.of({"bm": size}) for size in (128, 256))
+    assert list(stages.verdicts(judge, [first])) == [first]
+    up[0] = True
+    assert list(stages.verdicts(judge, [first, second])) == [first]
+    assert [task.candidate for task in pool.asked] == [first]

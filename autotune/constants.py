@@ -183,7 +183,6 @@ _UNFITTED = {
     "op_overhead_s": "none seen beside the operations' bytes",
     "hbm_efficiency": "tpu7x's: 8 GiB copied at 3.21e12 B/s, of 3.7e12",
     "dma_latency_s": "not measured on this chip: copies are taken to reach the HBM's rate",
-    "vmem_bytes_per_s": "assumed; not measured",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from test_leaderboard import row
 from test_report import board, compiled
 
-from autotune import cli, leaderboard
+from autotune import cli, leaderboard, stale
 from autotune.cli.report import Format, _natural, write
 from autotune.leaderboard import Board
 from autotune.report import summary, table
@@ -58,6 +58,7 @@ def test_where_the_counts_have_no_room_they_stand_beside_the_winner(
 @pytest.mark.parametrize("columns", [80, 100, 140])
 def test_no_line_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     boards = [problem("a-name-of-some-length", m=4096), problem("another", 1234.5)]
+    monkeypatch.setattr(stale, "reason", lambda row: "stale: " + "jax 0.10.2 → 0.12.0.1, " * 8)
     told = shown(boards, columns=columns, many=True, monkeypatch=monkeypatch)
     config = json.dumps({f"block_{n}_compute": 1024 for n in ("q", "kv", "qm", "kvm")})
     best = replace(compiled(1, 1.0, latency_low_ms=0.8, latency_high_ms=1.18), config=config)

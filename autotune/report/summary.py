@@ -30,11 +30,13 @@ def write_terminal(boards: Sequence[Board], *, many: bool, file: IO[str]) -> Non
     console = table.terminal(file)
     lines = _groups(boards, console.width)
     if many:
-        said = f"{len(boards)} problems; --problem TEXT or --top N show their candidates"
         lines += [*_pairs(boards), *_totals(boards), (False, "")]
-        lines += [(False, note) for note in (*_notes(boards), said)]
     for is_heading, line in lines:
         console.print(line, style="bold" if is_heading else None, soft_wrap=True)
+    if many:
+        said = f"{len(boards)} problems; --problem TEXT or --top N show their candidates"
+        for note in (*_notes(boards), said):
+            console.print(note)
 
 
 def write_markdown(boards: Sequence[Board], *, file: IO[str]) -> None:

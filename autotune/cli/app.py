@@ -114,6 +114,9 @@ Boards = Annotated[Path, typer.Argument(help="A results directory or one leaderb
 OnlyProblem = Annotated[
     str | None, typer.Option("--problem", help="Only problems whose name, kernel or key has this.")
 ]
+OnlyDevice = Annotated[
+    str | None, typer.Option("--device", help="Only those tuned for this device.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", help="Worker processes; one per core, at most 6, unless given.", min=1),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.app import Boards, OnlyProblem, app, device_called, opened, stored
-from autotune.cli.report import matches
+from autotune.cli.app import Boards, OnlyDevice, OnlyProblem, app, opened
+from autotune.cli.report import chosen
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def export(
     target: Annotated[Target, typer.Argument(help="Whose form: jax, maxtext, tokamax or json.")],
     results: Boards = Path("results"),
     problem: OnlyProblem = None,
-    device: Annotated[str | None, typer.Option(help="Only those tuned for this device.")] = None,
+    device: OnlyDevice = None,
     output: Annotated[
         Path | None,
         typer.Option(help="Write to this file; for tokamax, below this folder."),
@@ -49,13 +49,7 @@ def export(
     """
     from autotune import export as exports
 
-    chip = device_called(device)
-    boards = [
-        b
-        for b in stored(results)
-        if (problem is None or matches(b, problem)) and chip in (None, b.rows[0].device)
-    ]
-    found = exports.entries(boards)
+    found = exports.entries(chosen(results, problem, device))
     if not found:
         about = [f"--problem {problem!r}"] if problem else []
         about += [f"--device {device!r}"] if device else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.app import Boards, OnlyProblem, app, device_called, opened, stored
+from autotune.cli.app import Boards, OnlyDevice, OnlyProblem, app, device_called, opened, stored
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def report(
     results: Boards = Path("results"),
     format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.table,
     problem: OnlyProblem = None,
-    device: Annotated[str | None, typer.Option(help="Only those tuned for this device.")] = None,
+    device: OnlyDevice = None,
     top: Annotated[
         int | None,
         typer.Option(
@@ -47,12 +47,7 @@ def report(
     A line a problem closes the tables of several, and stands for them where there are many.
     Exit status: 0; 2 for bad input.
     """
-    chip = device_called(device)
-    boards = [
-        b
-        for b in stored(results)
-        if (problem is None or matches(b, problem)) and chip in (None, b.rows[0].device)
-    ]
+    boards = chosen(results, problem, device)
     if not boards:
         about = f" matching --problem {problem!r}" if problem else ""
         about += f" of --device {device}" if device else ""
@@ -64,6 +59,18 @@ def report(
 def _natural(text: str) -> list[tuple[str, int]]:
     """For sorting: numbers in `text` by their value, so that q_len512 comes before q_len1024."""
     return [(word, int(n or 0)) for word, n in re.findall(r"(\D*)(\d*)", text)]
+
+
+def chosen(results: Path, problem: str | None, device: str | None) -> list[Board]:
+    """The boards in `results` that `--problem` and `--device` leave, in path order.
+
+    Raises InputError for a device that does not exist."""
+    chip = device_called(device)
+    return [
+        b
+        for b in stored(results)
+        if (problem is None or matches(b, problem)) and chip in (None, b.rows[0].device)
+    ]
 
 
 def matches(board: Board, text: str) -> bool:

@@ -4,8 +4,9 @@
 
 Spills depend on the tile, not on the length of the sequence: a tile of each size is compiled on a
 short one, a second or three each. Every compile is a line of the records; what is there is not
-compiled again, and records of several versions of libtpu may lie in one file. The table is made
-of all records: of a size, the least that any tile at least as large in every respect has spilled.
+compiled again, and records of several versions of libtpu may lie in one file. With `--results` the
+compiled rows of leaderboards count too. The table has, by formulas and size of the tiles, what they
+surely spill (`sure_spills`).
 """
 
 from __future__ import annotations
@@ -24,26 +25,31 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["LIBTPU_INIT_ARGS"] = "--xla_tpu_scoped_vmem_limit_kib=65408"
 
 from autotune import device as devices
+from autotune import leaderboard
 from autotune.candidate import Candidate
+from autotune.compiler.fingerprint import kernel_fingerprint
 from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
 from autotune.device import KIB
 from autotune.kernels import base
 from autotune.traced.capture import capture
-from autotune.traced.measured_spills import DATA, Size, formulas, size_of
+from autotune.traced.measured_spills import ALIKE, DATA, Size, formulas, size_of
 from autotune.traced.outer_code import find_calls
 from autotune.traced.tile_formulas import Use, tile_uses
 
 CHIPS = ("v5e", "v6e", "tpu7x")
-ALIKE = 0.99
-"""An entry goes where another, no larger in any respect, has at least this share of its spills."""
+MANY = 4
+"""So many different kernels of one size say for themselves how much their spills differ."""
+SMALL = 2**19
+"""Bytes of spills below which a difference of a few registers is a large share."""
 HEADS = {"batch": 1, "q_heads": 4, "kv_heads": 4}
 CAUSAL = {"causal": True}
 MASKS = ({"causal": {}}, {"all": [{"causal": {}}, {"local": {"left": 512}}]})
 LAYOUTS = {f"{name}_layout": "HEAD_DIM_MINOR" for name in "qkv"}
 Options = Mapping[str, Any]
 Variant = tuple[Options, str, int, int]  # options, dtype, head dims
-Spills = dict[tuple[str, tuple[str, ...]], dict[Size, int]]
+Spilled = list[tuple[str, int]]  # by different kernels of a size, and compilers: (which, bytes)
+Spills = dict[tuple[str, tuple[str, ...]], dict[Size, Spilled]]
 
 
 def forward_blocks() -> Iterator[dict[str, Any]]:
@@ -192,9 +198,30 @@ def read(records: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in records.open()] if records.exists() else []
 
 
-def least_spills(records: list[dict[str, Any]]) -> Spills:
-    """(chip, formulas) -> size -> the least bytes that a kernel of it spilled, any compiler."""
-    found: Spills = defaultdict(dict)
+def of_leaderboards(results: Path) -> Iterator[dict[str, Any]]:
+    """Records of the compiled rows of a results folder that today's kernels made."""
+    for board in leaderboard.boards(results):
+        for row in board.rows if isinstance(board, leaderboard.Board) else ():
+            known = row.kernel in base.REGISTRY and row.vmem_compiled_bytes is not None
+            if row.status != "ok" or not known:
+                continue
+            if row.kernel_fingerprint != kernel_fingerprint(row.kernel):
+                continue
+            problem = base.make_problem(
+                base.load(row.kernel), device=row.device, **json.loads(row.problem)
+            )
+            task = Task(problem=problem, candidate=Candidate.of(json.loads(row.config)))
+            # Of a program of several kernels this is the sum, and it is left out for its length.
+            spilled = [json.loads(row.vmem or "{}").get("register spills", 0)]
+            yield {
+                "libtpu": row.libtpu_version, "task": task.to_json(), "spilled": spilled,
+                "status": "ok",
+            }  # fmt: skip
+
+
+def spills_of(records: list[dict[str, Any]]) -> Spills:
+    """(chip, formulas) -> size -> bytes that kernels of it spilled, whatever the compiler."""
+    found: Spills = defaultdict(lambda: defaultdict(list))
     for record in records:
         task = Task.from_json(record["task"])
         calls = uses_of(task) if record["status"] == "ok" else []
@@ -202,31 +229,51 @@ def least_spills(records: list[dict[str, Any]]) -> Spills:
             continue  # refused, or equal kernels that the compiler merged
         for uses, spilled in zip(calls, record["spilled"], strict=True):
             if uses:
-                sizes = found[task.problem.device, formulas(uses)]
-                size = size_of(uses)
-                sizes[size] = min(spilled, sizes.get(size, spilled))
+                chip = task.problem.device
+                known = found[ALIKE.get(chip, chip), formulas(uses)][size_of(uses)]
+                known.append((chip + task.problem.json + task.candidate.json, spilled))
     return found
 
 
-def envelope(sizes: Mapping[Size, int]) -> dict[Size, int]:
-    """size -> KiB that every tile measured spilled that is at least as large; the telling ones."""
-    least = {
-        size: min(spilled for other, spilled in sizes.items() if other.covers(size)) // KIB
-        for size in sizes
-    }
-    kept: dict[Size, int] = {}
-    for size in sorted(least, key=lambda size: (-least[size], size.rows * size.columns)):
-        implied = (kib for other, kib in least.items() if other != size and size.covers(other))
-        if least[size] and max(implied, default=0) < ALIKE * least[size]:
-            kept[size] = least[size]
-    return kept
+def sure_spills(sizes: Mapping[Size, Spilled]) -> dict[Size, int]:
+    """size -> KiB that every kernel of these formulas and that size may be taken to spill.
+
+    The least that was measured, less as much again as measurements of one size differ: times their
+    least over their greatest, where `MANY` kernels of the size were compiled; else times the least
+    such share of any size, and nothing where no size was measured twice.
+    """
+    shares = {size: _share(spilled) for size, spilled in sizes.items() if _kernels(spilled) > 1}
+    large = [share for size, share in shares.items() if _greatest(sizes[size]) > SMALL]
+    found = {}
+    for size, spilled in sizes.items():
+        like = large if large and _greatest(spilled) > SMALL else [*shares.values()]
+        if _kernels(spilled) < MANY:
+            share = min([shares.get(size, 1.0), *like]) if like else 0.0
+        else:
+            share = shares[size]
+        if kib := int(share * min(each for _, each in spilled)) // KIB:
+            found[size] = kib
+    return found
+
+
+def _kernels(spilled: Spilled) -> int:
+    return len({which for which, _ in spilled})
+
+
+def _greatest(spilled: Spilled) -> int:
+    return max(size for _, size in spilled)
+
+
+def _share(spilled: Spilled) -> float:
+    """Least over greatest."""
+    return min(size for _, size in spilled) / max(1, _greatest(spilled))
 
 
 def write(found: Spills, compilers: list[str]) -> None:
     """Writes the table, a line for each chip of each formula."""
     tiles: dict[tuple[str, ...], dict[str, list[list[int]]]] = defaultdict(dict)
     for (chip, names), sizes in sorted(found.items()):
-        rows = [[*_row(size), kib] for size, kib in envelope(sizes).items()]
+        rows = [[*_row(size), kib] for size, kib in sure_spills(sizes).items()]
         if rows:
             tiles[names][chip] = sorted(rows)
     entries = []
@@ -238,11 +285,11 @@ def write(found: Spills, compilers: list[str]) -> None:
     print(f"{sum(len(r) for c in tiles.values() for r in c.values())} entries in {DATA}")
 
 
-ROW = ["rows", "columns", "depth", "width", "copies", "KiB"]
+ROW = ["rows", "columns", "depth", "width", "KiB"]
 
 
 def _row(size: Size) -> list[int]:
-    return [size.rows, size.columns, size.depth, size.width, size.copies]
+    return [size.rows, size.columns, size.depth, size.width]
 
 
 def main() -> None:
@@ -251,12 +298,15 @@ def main() -> None:
     options.add_argument("--kernels", default=",".join(names))
     options.add_argument("--chips", default=",".join(CHIPS))
     options.add_argument("--records", type=Path, required=True, help="JSON lines, added to")
+    options.add_argument("--results", type=Path, help="also the compiled rows of this folder")
     options.add_argument("--jobs", type=int, default=1)
     chosen = options.parse_args()
     wanted = list(dict.fromkeys(tasks(chosen.kernels.split(","), chosen.chips.split(","))))
     measure(wanted, chosen.records, chosen.jobs)
     records = read(chosen.records)
-    write(least_spills(records), sorted({record["libtpu"] for record in records}))
+    if chosen.results:
+        records += of_leaderboards(chosen.results)
+    write(spills_of(records), sorted({record["libtpu"] for record in records}))
 
 
 if __name__ == "__main__":

@@ -99,26 +99,21 @@ def test_a_formula_that_doubles_with_every_step_stays_short() -> None:
     assert len(use.formula) < 10
 
 
-def test_the_size_of_tiles_is_that_of_the_largest_with_unrolled_loops_in_full() -> None:
-    def unrolled(q: Any, k: Any) -> Any:
-        def turn(n: Any, total: Any) -> Any:
-            return total + weigh(jnp.exp(scores(q, k)), k)
+def test_the_size_of_tiles_is_that_of_the_largest() -> None:
+    def two(q: Any, k: Any) -> Any:
+        half = jnp.exp(jnp.dot(q[...], k[:256].T, preferred_element_type=F32))
+        return weigh(jnp.exp(scores(q, k)), k) + weigh(half, k.at[:256])
 
-        zeros = jnp.zeros((512, 128), F32)
-        return jax.lax.fori_loop(0, 3, turn, zeros, unroll=True) + weigh(jnp.exp(scores(k, q)), q)
-
-    assert spills.size_of(uses_of(call(unrolled), ARGS)) == Size(512, 512, 128, 128, 4)
-    assert spills.size_of(uses_of(*attention(256, 1024, online=True))) == Size(
-        256, 1024, 128, 128, 1
-    )
+    assert spills.size_of(uses_of(call(two), ARGS)) == Size(512, 512, 128, 128)
+    assert spills.size_of(uses_of(*attention(256, 1024, online=True))) == Size(256, 1024, 128, 128)
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     rows = [
-        [256, 512, 128, 128, 1, 100],
-        [512, 512, 128, 128, 1, 1000],
-        [512, 1024, 128, 128, 1, 900],
+        [256, 512, 128, 128, 100],
+        [512, 512, 128, 128, 1000],
+        [512, 1024, 128, 128, 900],
     ]
     data = {"libtpu": ["9.9"], "tiles": [{"formulas": [ONLINE], "kib": {"v5e": rows}}]}
     monkeypatch.setattr(spills, "DATA", tmp_path / "data.json")
@@ -135,13 +130,12 @@ def billed(on: str, block_q: int, block_kv: int, *, head_dim: int = 128) -> int:
 
 
 @pytest.mark.usefixtures("table")
-def test_a_tile_is_billed_the_most_that_tiles_no_larger_have_spilled_less_a_twentieth() -> None:
+def test_a_tile_is_billed_what_one_of_its_formula_and_size_spilled_less_a_twentieth() -> None:
     share = spills.TRUSTED * KIB
     assert billed("v5e", 256, 512) == int(100 * share)
-    assert billed("v5e", 512, 1024) == int(1000 * share)
-    assert billed("v5e", 256, 2048) == int(100 * share)
-    assert billed("v5e", 256, 256) == 0, "smaller than all that was measured"
-    assert billed("v5e", 512, 512, head_dim=64) == 0
+    assert billed("v5e", 512, 1024) == int(900 * share)
+    assert billed("v5e", 512, 512, head_dim=64) == billed("v5e", 512, 512, head_dim=256) == 0
+    assert billed("v5e", 512, 2048) == 0, "another size"
     assert billed("v5p", 256, 512) == billed("v4", 256, 512) == billed("v5e", 256, 512)
     assert billed("v6e", 512, 512) == 0, "another chip"
 
@@ -163,15 +157,11 @@ def test_a_kernel_of_another_formula_is_left_to_the_rule() -> None:
     assert spills.measured_bytes([], V5E) == 0
 
 
-def test_the_data_are_of_known_chips_and_a_larger_tile_never_spills_less() -> None:
+def test_the_data_are_of_known_chips_and_of_both_compilers() -> None:
     stored = json.loads(spills.DATA.read_text())
     assert stored["libtpu"] == ["0.0.42.1", "0.0.50.1"]
     assert {chip for entry in stored["tiles"] for chip in entry["kib"]} <= DEVICES.keys()
-    _, table = spills._data()
-    for entries in table.values():
-        for size, spilled in entries:
-            smaller = [other for s, other in entries if size.covers(s) and s != size]
-            assert spilled > max(smaller, default=0)
+    assert not spills.ALIKE.keys() & {chip for entry in stored["tiles"] for chip in entry["kib"]}
 
 
 def own(kernel: str, on: str, **config: int) -> int:
@@ -188,7 +178,7 @@ def own(kernel: str, on: str, **config: int) -> int:
 @pytest.mark.skipif(
     spills.installed()["libtpu"] not in (None, "0.0.42.1", "0.0.50.1"), reason="not measured"
 )
-def test_what_attentions_own_kernels_spill_is_billed_within_a_tenth() -> None:
+def test_what_attentions_own_kernels_spill_is_billed_within_an_eighth() -> None:
     # libtpu 0.0.42.1: 2.211 and 4.820 MiB (dq), 1.672 (dkv), 3.695 (forward, v5e), 3.906 (tpu7x).
     blocks = {"block_q_major": 1024, "block_kv_major": 1024}
     forward = {"block_q_compute": 512, "block_kv_compute": 1024}
@@ -199,4 +189,4 @@ def test_what_attentions_own_kernels_spill_is_billed_within_a_tenth() -> None:
         (3.695, own("flash_fwd", "v5e", block_q=2048, block_kv=1024, **forward)),
         (3.906, own("flash_dq", "tpu7x", **blocks, block_kv=1024)),
     ):
-        assert 0.9 * measured <= bill / MIB <= measured
+        assert 0.875 * measured <= bill / MIB <= measured

@@ -110,19 +110,12 @@ def _walk(jaxpr: Any, args: Sequence[_Value], uses: list[Use]) -> list[_Value]:
         elif (called := called_jaxpr(eqn)) is not None:
             inner = open_jaxpr(called)[0]
             known = sources if len(sources) == len(inner.invars) else [_OTHER for _ in inner.invars]
-            within: list[Use] = []
-            found = _walk(inner, known, within)
-            uses.extend(within * _unrolled(eqn))
+            found = _walk(inner, known, uses)
             results = found if name != "scan" and len(found) == len(results) else results
         elif len(eqn.outvars) == 1 and name != "get":
             results = [_through(eqn, sources)]
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _unrolled(eqn: Any) -> int:
-    """How often the body of a loop stands in the program's text."""
-    return max(1, min(int(eqn.params.get("unroll", 1)), int(eqn.params.get("length", 1))))
 
 
 def _result(eqn: Any) -> _Value:

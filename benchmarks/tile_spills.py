@@ -40,6 +40,8 @@ from autotune.traced.tile_formulas import Use, tile_uses
 CHIPS = ("v5e", "v6e", "tpu7x")
 MANY = 4
 """So many different kernels of one size say for themselves how much their spills differ."""
+ONE_COMPILER = 0.95
+"""Share of a spill measured with one compiler only: where both were asked, they were within 5 %."""
 SMALL = 2**19
 """Bytes of spills below which a difference of a few registers is a large share."""
 HEADS = {"batch": 1, "q_heads": 4, "kv_heads": 4}
@@ -48,7 +50,7 @@ MASKS = ({"causal": {}}, {"all": [{"causal": {}}, {"local": {"left": 512}}]})
 LAYOUTS = {f"{name}_layout": "HEAD_DIM_MINOR" for name in "qkv"}
 Options = Mapping[str, Any]
 Variant = tuple[Options, str, int, int]  # options, dtype, head dims
-Spilled = list[tuple[str, int]]  # by different kernels of a size, and compilers: (which, bytes)
+Spilled = list[tuple[str, str, int]]  # of kernels of one size: (which, libtpu, bytes)
 Spills = dict[tuple[str, tuple[str, ...]], dict[Size, Spilled]]
 
 
@@ -231,7 +233,8 @@ def spills_of(records: list[dict[str, Any]]) -> Spills:
             if uses:
                 chip = task.problem.device
                 known = found[ALIKE.get(chip, chip), formulas(uses)][size_of(uses)]
-                known.append((chip + task.problem.json + task.candidate.json, spilled))
+                which = chip + task.problem.json + task.candidate.json
+                known.append((which, record["libtpu"], spilled))
     return found
 
 
@@ -251,22 +254,23 @@ def sure_spills(sizes: Mapping[Size, Spilled]) -> dict[Size, int]:
             share = min([shares.get(size, 1.0), *like]) if like else 0.0
         else:
             share = shares[size]
-        if kib := int(share * min(each for _, each in spilled)) // KIB:
+        share *= 1.0 if len({libtpu for _, libtpu, _ in spilled}) > 1 else ONE_COMPILER
+        if kib := int(share * min(each for *_, each in spilled)) // KIB:
             found[size] = kib
     return found
 
 
 def _kernels(spilled: Spilled) -> int:
-    return len({which for which, _ in spilled})
+    return len({which for which, *_ in spilled})
 
 
 def _greatest(spilled: Spilled) -> int:
-    return max(size for _, size in spilled)
+    return max(size for *_, size in spilled)
 
 
 def _share(spilled: Spilled) -> float:
     """Least over greatest."""
-    return min(size for _, size in spilled) / max(1, _greatest(spilled))
+    return min(size for *_, size in spilled) / max(1, _greatest(spilled))
 
 
 def write(found: Spills, compilers: list[str]) -> None:

@@ -20,9 +20,6 @@ DATA = Path(__file__).with_name("measured_spills.json")
 ALIKE = {"v4": "v5e", "v5p": "v5e"}
 """Chips measured by another's compiles: the same MXUs and registers, and equal spills wherever both
 were compiled."""
-TRUSTED = 0.95
-"""Share of the data that is relied upon: where both supported compilers were asked, they spilled
-within 5 % of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def measured_bytes(uses: Sequence[Use], device: Device) -> int:
     if not uses or installed()["libtpu"] not in (None, *compilers):
         return 0
     chip = ALIKE.get(device.name, device.name)
-    return int(TRUSTED * table.get((chip, formulas(uses), size_of(uses)), 0))
+    return table.get((chip, formulas(uses), size_of(uses)), 0)
 
 
 def fingerprint() -> str:

@@ -6,6 +6,7 @@ the measurements behind each rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -93,16 +94,17 @@ def vmem_bill(call: PallasCall, device: Device) -> VmemBill:
     """VMEM of `call`: windows times buffers, scratch, and temporaries that must leave registers."""
     spare = device.vmem_bytes - vmem_limit_bytes(call, device)
     copied = any(w.array_shape and w.array_shape[-1] % LANES for w in call.windows)
-    windows = (
+    windows = [
         Allocation(
-            name=w.name.removeprefix(PARKABLE),
+            name=w.name.removeprefix(PARKABLE) + (", more buffers" if n else ""),
             kind="window",
-            bytes=w.window_bytes * w.buffers,
-            may_vanish=_array_bytes(w) < spare and (copied or _may_be_parked(w, device)),
+            bytes=size,
+            may_vanish=n > 0 or (_array_bytes(w) < spare and (copied or _may_be_parked(w, device))),
         )
         for w in call.windows
         if w.memory == "vmem"
-    )
+        for n, size in enumerate(_buffers(w, call, device))
+    ]
     scratch = (
         Allocation(name=s.name, kind="scratch", bytes=s.bytes, may_vanish=not s.carried)
         for s in call.scratch
@@ -123,7 +125,8 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
     into. Measured (docs/vmem-and-latency-model.md):
 
     * bf16, k and n from `SPILL_FROM`: L less at most 192 KiB; with m and k from 1024 (tpu7x:
-      m from 2048) L and 336 KiB more;
+      m from 2048) L and 336 KiB more; nothing for sure on v6e and tpu7x where k is no multiple of
+      1024 (512 x 1536 x 1024 spills 0.37 MiB and none);
     * f32, k and n from 512: 0.9 L and more; 4.1 L and more on v4 to v5p (n from 256 already) and,
       with m up to 512, on v6e.
 
@@ -132,13 +135,28 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
     k_from, n_from = SPILL_FROM.get(device.name, (512, 512))
     held, older = dot.m * dot.k * dot.bits // 8, device.generation < 7
     least = 0
-    if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from:
+    whole = dot.k % k_from == 0 or device.mxu_size == 128
+    if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from and whole:
         big = min(dot.m, dot.k) >= 1024 and (older or dot.m >= 2048)
         least = held + (REGISTERS_BYTES if big else -REGISTERS_BYTES)
     elif dot.loaded and dot.passes == 6 and dot.k >= 512 and dot.n >= 2 * device.mxu_size:
         parts = device.mxu_size == 128 or (older and dot.m <= 512)
         least = (3 * held if parts else held // 2) - REGISTERS_BYTES
     return max(0, least)
+
+
+def _buffers(window: Window, call: PallasCall, device: Device) -> tuple[int, ...]:
+    """Bytes of a window's buffers: those it surely has, then those that it may do without.
+
+    Where the cores of a chip get one parallel index each, a window that only follows that index
+    never moves, and has one buffer.
+    """
+    words = call.dimension_semantics or ()
+    pairs = zip(words, call.grid, strict=False)
+    shared = math.prod(n for word, n in pairs if word.endswith("parallel"))
+    if not 1 < shared <= device.cores or window.buffers < 2:
+        return (window.window_bytes * window.buffers,)
+    return (window.window_bytes, window.window_bytes * (window.buffers - 1))
 
 
 def _may_be_parked(window: Window, device: Device) -> bool:

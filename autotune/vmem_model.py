@@ -23,7 +23,7 @@ KINDS = ("window", "scratch", "temporary")
 REGISTERS_BYTES = 64 * 8 * 128 * 4
 """The vector registers of a TensorCore: 64 of 8 × 128 words."""
 SPILL_FROM = {"v6e": (1024, 512), "tpu7x": (1024, 1024)}
-"""(k, n) from which a product with a loaded left block spills most of it; else (512, 512)."""
+"""(k, n) from which a product with a loaded left block spills most of it; else (512, 256)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,12 +132,12 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
 
     Other widths may need nothing.
     """
-    k_from, n_from = SPILL_FROM.get(device.name, (512, 512))
+    k_from, n_from = SPILL_FROM.get(device.name, (512, 256))
     held, older = dot.m * dot.k * dot.bits // 8, device.generation < 7
     least = 0
     whole = dot.k % k_from == 0 or device.mxu_size == 128
     if dot.loaded and dot.bits == 16 and dot.k >= k_from and dot.n >= n_from and whole:
-        big = min(dot.m, dot.k) >= 1024 and (older or dot.m >= 2048)
+        big = min(dot.m, dot.k) >= 1024 and dot.n >= 512 and (older or dot.m >= 2048)
         least = held + (REGISTERS_BYTES if big else -REGISTERS_BYTES)
     elif dot.loaded and dot.passes == 6 and dot.k >= 512 and dot.n >= 2 * device.mxu_size:
         parts = device.mxu_size == 128 or (older and dot.m <= 512)

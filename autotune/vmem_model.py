@@ -128,7 +128,7 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
       m from 2048) L and 336 KiB more; nothing for sure on v6e and tpu7x where k is no multiple of
       1024 (512 x 1536 x 1024 spills 0.37 MiB and none);
     * f32, k and n from 512: 0.9 L and more; 4.1 L and more on v4 to v5p (n from 256 already) and,
-      with m up to 512, on v6e.
+      with m up to 512, or m and n up to 1024, on v6e.
 
     Other widths may need nothing.
     """
@@ -140,7 +140,7 @@ def _spilled_bytes(dot: Dot, device: Device) -> int:
         big = min(dot.m, dot.k) >= 1024 and dot.n >= 512 and (older or dot.m >= 2048)
         least = held + (REGISTERS_BYTES if big else -REGISTERS_BYTES)
     elif dot.loaded and dot.passes == 6 and dot.k >= 512 and dot.n >= 2 * device.mxu_size:
-        parts = device.mxu_size == 128 or (older and dot.m <= 512)
+        parts = device.mxu_size == 128 or (older and (dot.m <= 512 or max(dot.m, dot.n) <= 1024))
         least = (3 * held if parts else held // 2) - REGISTERS_BYTES
     return max(0, least)
 

@@ -14,8 +14,8 @@ QUARTER = MIB // 4
 
 
 def held(mib: int) -> int:
-    """What a tile of 1 to 8 MiB spills that is held: 7 of 10 bytes."""
-    return mib * MIB * 7 // 10
+    """What a tile of 1 to 8 MiB spills that is held: 7 of 10 bytes, 6 below 2 MiB."""
+    return mib * MIB * (7 if mib > 1 else 6) // 10
 
 
 @pytest.mark.parametrize(

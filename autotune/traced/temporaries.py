@@ -24,16 +24,16 @@ def temporaries_bytes(body: Any, device: Device) -> int:
     a rule, for a result of T bytes (attention's score tile):
 
     * its own reduction goes back into it before the second dot (online softmax), or another
-      whole dot result meets it (dS = P · (dP - di) of a backward pass): 0.7 T from 1 MiB (of 8 at
-      most), else T / 2 less the registers;
+      whole dot result meets it (dS = P · (dP - di) of a backward pass): 0.7 T from 2 MiB (of 8 at
+      most), 0.6 T from 1 MiB, else T / 2 less the registers;
     * it only streams through (a constant in place of the maximum) and the second dot contracts at
       least 512 of it: T / 2 less three times the registers;
     * anything else (a matmul adding into its accumulator, a sum of exponentials): nothing.
 
     The rule was measured on 57 compiled kernels of JAX and of this package and on 40 bare ones, T
-    of 0.25 to 8 MiB, on v5e, v6e and tpu7x, jax 0.10.2, some on 0.12.0.1. From 1 MiB online softmax
-    spills 0.78 (tpu7x), 0.92 (v6e), 0.94 T (v5e) and more, a backward step 0.84 T and more; below,
-    0.08 MiB of a tile of 0.25; 0.74 T of one of 16 MiB. The streaming form spills nothing up to 1
+    of 0.25 to 8 MiB, on v5e, v6e and tpu7x, jax 0.10.2, some on 0.12.0.1, and held against the 641
+    of `measured_spills`. From 1 MiB online softmax spills 0.78 (tpu7x), 0.65 (v6e; 0.92 from 2 MiB),
+    0.94 T (v5e) and more, a backward step 0.84 T and more; below, 0.08 MiB of a tile of 0.25; 0.74 T of one of 16 MiB. The streaming form spills nothing up to 1
     MiB or where 128 or 256 are contracted, and 0.23 - 0.95 T otherwise. A matmul's accumulation
     needed 0 - 2 T, by no rule that could be trusted. `tests/test_allocations.py` repeats it in
     small.
@@ -54,4 +54,5 @@ def _needed(use: Use) -> int:
 def _least(size: int, held: bool) -> int:
     half = max(0, size // 2 - (REGISTERS_BYTES if held else 3 * REGISTERS_BYTES))
     low, high = HELD_WHOLE
-    return max(half, min(size, high) * 7 // 10) if held and size >= low else half
+    tenths = 7 if size >= 2 * low else 6
+    return max(half, min(size, high) * tenths // 10) if held and size >= low else half

@@ -32,11 +32,11 @@ def temporaries_bytes(body: Any, device: Device) -> int:
 
     The rule was measured on 57 compiled kernels of JAX and of this package and on 40 bare ones, T
     of 0.25 to 8 MiB, on v5e, v6e and tpu7x, jax 0.10.2, some on 0.12.0.1, and held against the 641
-    of `measured_spills`. From 1 MiB online softmax spills 0.78 (tpu7x), 0.65 (v6e; 0.92 from 2 MiB),
-    0.94 T (v5e) and more, a backward step 0.84 T and more; below, 0.08 MiB of a tile of 0.25; 0.74 T of one of 16 MiB. The streaming form spills nothing up to 1
-    MiB or where 128 or 256 are contracted, and 0.23 - 0.95 T otherwise. A matmul's accumulation
-    needed 0 - 2 T, by no rule that could be trusted. `tests/test_allocations.py` repeats it in
-    small.
+    of `measured_spills`. From 1 MiB online softmax spills 0.78 (tpu7x), 0.65 (v6e; 0.92 from 2
+    MiB), 0.94 T (v5e) and more, a backward step 0.84 T and more; below, 0.08 MiB of a tile of
+    0.25; 0.74 T of one of 16 MiB. The streaming form spills nothing up to 1 MiB or where 128 or 256
+    are contracted, and 0.23 - 0.95 T otherwise. A matmul's accumulation needed 0 - 2 T, by no rule
+    that could be trusted. `tests/test_allocations.py` repeats it in small.
     """
     uses = tile_uses(body)
     ruled = max(map(_needed, uses), default=0)

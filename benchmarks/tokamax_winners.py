@@ -95,8 +95,9 @@ class Outcome:
 
     @property
     def above(self) -> float | None:
-        """The winner's prediction over the best one, less 1; None without a competitor."""
-        if self.winner is None or self.best is None or len(self.predicted) < 2:
+        """The winner's prediction over the best one, less 1; None without a sampled competitor."""
+        measured = {candidate for candidate, _ in self.spec.winners}
+        if self.winner is None or self.best is None or not self.predicted.keys() - measured:
             return None
         return self.predicted[self.winner[0]] / self.predicted[self.best] - 1
 

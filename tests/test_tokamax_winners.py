@@ -97,6 +97,10 @@ def test_a_winner_without_a_competitor_is_not_within_anything():
     assert alone.above is None
     assert tw.line(alone).endswith("| – |")
     assert tw.summary([alone], "tpu7x") == "tpu7x: 0 of 1 specs tried, 0 within 5 % (none)"
+    # The winner of another run is none either: it was not sampled.
+    other = candidate(layouts=(2, 1, 1))
+    runs = outcome({WINNER: 1.0, other: 1.1}, measured=((WINNER, 1.0), (other, 1.1)))
+    assert runs.above is None
 
 
 def test_the_share_within_five_percent_is_of_the_specs_that_were_tried():

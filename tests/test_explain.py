@@ -132,6 +132,20 @@ def test_a_compiled_candidate_shows_bill_scopes_timeline_and_neighbours(
 
 
 @pytest.mark.compiler
+def test_windows_behind_prefetched_tables_stand_beside_the_compiler_s_own(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--results", tmp_path / "r", "--no-neighbours")
+    told = explained(capsys, f"{config}:masked", "block_q=256 block_kv=256", *more)
+    vmem = told["vmem"]
+    assert isinstance(vmem, list)
+    both = [line for line in vmem if "window" in line["allocation"] and line["compiled_bytes"]]
+    assert len(both) >= 4, "q, k, v and the output"
+    for line in both:
+        assert line["model_bytes"] == line["compiled_bytes"], f"{line['allocation']} disagrees"
+
+
+@pytest.mark.compiler
 def test_a_candidate_that_does_not_fit_is_explained_by_its_bill(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,9 +21,11 @@ def lines(program: Program, schedules: Sequence[Schedule], device: Device) -> tu
     by_call = {id(c): s for c, s in cost_model.matched(program, schedules)} if schedules else {}
     found: list[VmemLine] = []
     for call in program.calls:
+        # The compiler numbers inputs behind the prefetched tables, outputs from 0.
+        tables = sum(scratch.name.startswith("prefetch") for scratch in call.scratch)
         model: dict[str, int] = {}
         for a in cost_model.vmem_bill(call, device).allocations:
-            name = "register spills" if a.kind == "temporary" else _name(a.name)
+            name = "register spills" if a.kind == "temporary" else _name(a.name, tables)
             model[name] = model.get(name, 0) + a.bytes
         schedule = by_call.get(id(call))
         compiled = dict(schedule.vmem) if schedule else {}
@@ -41,7 +43,9 @@ def lines(program: Program, schedules: Sequence[Schedule], device: Device) -> tu
     return tuple(found)
 
 
-def _name(allocation: str) -> str:
-    """The compiler's word for an allocation of the model's bill."""
+def _name(allocation: str, tables: int) -> str:
+    """The compiler's word for an allocation of the model's bill, behind that many tables."""
     kind, _, number = allocation.partition(" ")
-    return f"{_TAG[kind]} {number}" if kind in _TAG else kind
+    if kind not in _TAG:
+        return kind
+    return f"{_TAG[kind]} {int(number) + (tables if kind == 'input' else 0)}"

@@ -20,7 +20,7 @@ HELD_WHOLE = (2**20, 8 * 2**20)
 def temporaries_bytes(body: Any, device: Device) -> int:
     """VMEM the compiler cannot avoid for the dot results of `body` that feed other dots.
 
-    What was measured of tiles of the same formula, no larger (`measured_spills`); of all others by
+    What was measured of tiles of the same formula and size (`measured_spills`); of all others by
     a rule, for a result of T bytes (attention's score tile):
 
     * its own reduction goes back into it before the second dot (online softmax), or another
@@ -31,7 +31,7 @@ def temporaries_bytes(body: Any, device: Device) -> int:
     * anything else (a matmul adding into its accumulator, a sum of exponentials): nothing.
 
     The rule was measured on 57 compiled kernels of JAX and of this package and on 40 bare ones, T
-    of 0.25 to 8 MiB, on v5e, v6e and tpu7x, jax 0.10.2, some on 0.12.0.1, and held against the 641
+    of 0.25 to 8 MiB, on v5e, v6e and tpu7x, jax 0.10.2, some on 0.12.0.1, and held against those
     of `measured_spills`. From 1 MiB online softmax spills 0.78 (tpu7x), 0.65 (v6e; 0.92 from 2
     MiB), 0.94 T (v5e) and more, a backward step 0.84 T and more; below, 0.08 MiB of a tile of
     0.25; 0.74 T of one of 16 MiB. The streaming form spills nothing up to 1 MiB or where 128 or 256

@@ -30,6 +30,7 @@ class Window:
       bytes_moved: `bytes_copied` in whole native tiles, which is what a DMA moves: a head
         dimension of 64 costs the traffic of 128.
       exact: False where the index map rests on run-time data; then every step counts as a copy.
+      parkable: XLA may hold the operand in VMEM, outside the kernel's limit.
     """
 
     role: str
@@ -45,6 +46,7 @@ class Window:
     window_bytes: int
     bytes_moved: int = 0
     exact: bool = True
+    parkable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +54,7 @@ class Scratch:
     """One scratch operand: VMEM / SMEM bytes padded to the native tile (semaphores are 0).
 
     `carried`: a step may read it before it wrote it. Other scratch is a value that the compiler may
-    keep anywhere, and costs nothing for sure.
+    keep anywhere, and costs nothing for sure. `prefetched`: a table read before the first step.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Scratch:
     memory: str
     bytes: int
     carried: bool = True
+    prefetched: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +189,18 @@ class PallasCall:
     @property
     def hbm_bytes(self) -> int:
         return sum(w.bytes_copied for w in self.windows) + self.hand_bytes
+
+    def allocations(self) -> dict[str, Window]:
+        """The compiler's name for the VMEM of each window: `input window 2`, `output window 0`.
+
+        It numbers inputs behind the prefetched tables, outputs from 0.
+        """
+        first = {"input": sum(s.prefetched for s in self.scratch), "output": 0}
+        found = {}
+        for window in self.windows:
+            found[f"{window.role} window {first[window.role]}"] = window
+            first[window.role] += 1
+        return found
 
     def executed_with(self, counts: Mapping[str, int]) -> int:
         """Executed FLOPs, with `counts` for scopes whose executions rest on run-time data.

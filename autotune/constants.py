@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import platformdirs
 
+from autotune import whole_file
 from autotune.device import DEVICES, Device
 from autotune.errors import DamagedFileError, InputError
 
@@ -135,17 +135,7 @@ def write(path: Path, calibrations: Iterable[Calibration]) -> None:
         devices[name] = part
     text = json.dumps({"format": FORMAT, "devices": devices}, indent=2, sort_keys=True) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        whole_file.write(path, text.encode())
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
 

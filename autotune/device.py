@@ -61,7 +61,8 @@ class Device:
       issued_step_s: fixed cost of a grid step beyond its compiled code.
       launch_s: fixed cost of one run of a compiled program.
       op_overhead_s: fixed cost of an XLA operation around the kernels.
-      vmem_bytes_per_s: rate at which such an operation moves what XLA keeps in VMEM.
+      vmem_bytes_per_s: rate at which what such an operation reads and writes passes through a core,
+        from HBM or VMEM alike.
       bands: evidence -> kernel ("*" for any other) -> half width of the band around a predicted
         latency, as a share of it: what 90 % of the calibration's residuals stayed within.
       sources: constant -> where it comes from, for those that are fitted or taken from elsewhere.

@@ -220,19 +220,15 @@ def skipped(call: PallasCall, step: StepClass) -> bool:
 def held_windows(call: PallasCall, schedule: Schedule) -> frozenset[int]:
     """Windows of `call` that the compiler gave no VMEM: XLA holds their operand there already.
 
-    The compiler numbers inputs behind the prefetched tables, outputs from 0. A schedule without
-    any window's allocation, or with one that is none of the call's, says nothing of them.
+    A schedule without any window's allocation, or with one that is none of the call's, says nothing
+    of them.
     """
-    tables = sum(scratch.name.startswith("prefetch") for scratch in call.scratch)
+    named = call.allocations()
     allocated = {tag for tag in schedule.vmem if " window " in tag}
-    tags = {}
-    for index, window in enumerate(call.windows):
-        number = int(window.name.rpartition(" ")[2]) + (tables if window.role == "input" else 0)
-        tags[f"{window.role} window {number}"] = index
-    if not allocated or allocated - tags.keys():
+    if not allocated or allocated - named.keys():
         return frozenset()
-    in_vmem = {n for n, w in enumerate(call.windows) if w.memory == "vmem" and w.copies}
-    return frozenset(in_vmem - {tags[tag] for tag in allocated})
+    held = (tag not in allocated and w.memory == "vmem" and w.copies for tag, w in named.items())
+    return frozenset(n for n, is_held in enumerate(held) if is_held)
 
 
 def around_seconds(ops: Iterable[XlaOp], device: Device) -> float:

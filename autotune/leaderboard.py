@@ -6,6 +6,7 @@ sweep loses nothing; the schema is always explicit, so that a column of nulls ke
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from collections import Counter
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from autotune import whole_file
 from autotune.errors import DamagedFileError, InputError
 from autotune.row import EVIDENCE, SCHEMA, STATUSES, Row, checked
 
@@ -247,14 +249,11 @@ def _stored(path: Path, warn: Callable[[str], None]) -> Board | None:
 def _write(board: Board) -> None:
     columns = {f.name: [getattr(r, f.name) for r in board.rows] for f in fields(Row)}
     about = {b"autotune_schema": SCHEMA_VERSION, _CONVENTION: board.flop_convention or ""}
-    temporary = board.path.with_name(f".{board.path.stem}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        with pq.ParquetWriter(file, SCHEMA, **_COMPACT) as writer:
-            writer.write_table(pa.table(columns, schema=SCHEMA))
-            writer.add_key_value_metadata(about)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(board.path)
+    content = io.BytesIO()
+    with pq.ParquetWriter(content, SCHEMA, **_COMPACT) as writer:
+        writer.write_table(pa.table(columns, schema=SCHEMA))
+        writer.add_key_value_metadata(about)
+    whole_file.write(board.path, content.getvalue())
 
 
 def _first_line(error: BaseException) -> str:

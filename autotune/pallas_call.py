@@ -26,7 +26,6 @@ from autotune.traced.scratch_use import is_carried
 from autotune.traced.surroundings import Surroundings, surroundings
 from autotune.traced.temporaries import temporaries_bytes
 from autotune.traced.timeline import Operand, timeline
-from autotune.vmem_model import PARKABLE
 
 __all__ = [
     "PallasCall", "Program", "Scratch", "StepClass", "Window", "semantics_reason", "trace",
@@ -229,7 +228,7 @@ def _operand(
         mode = getattr(block, "pipeline_mode", None)
         buffers = 1 if moves.constant else getattr(mode, "buffer_count", 2)
     window = Window(
-        role=role, name=f"{PARKABLE if parkable else ''}{role} {n}",
+        role=role, name=f"{role} {n}", parkable=parkable,
         array_shape=tuple(array.shape), block_shape=shape,
         dtype=str(array.dtype), bits=bits, memory=memory, buffers=buffers, copies=copies,
         bytes_copied=copied, window_bytes=size, bytes_moved=moved,
@@ -246,23 +245,26 @@ def _sum(happens: np.ndarray, elements: np.ndarray | int) -> int:
 
 def _scratch(mapping: Any, body: Any, index_count: int) -> tuple[Scratch, ...]:
     """Scratch operands, and the prefetched tables, which live in SMEM for the whole call."""
-    prefetched = [("prefetch", var.aval) for var in body.invars[:index_count]]
+    tables = [
+        Scratch(
+            name=f"prefetch {n}", shape=tuple(aval.shape), dtype=str(aval.dtype), memory="smem",
+            bytes=tile_bytes(aval.shape, _bits(aval.dtype)), prefetched=True,
+        )
+        for n, aval in enumerate(var.aval for var in body.invars[:index_count])
+    ]  # fmt: skip
+    own = []
     operands = body.invars[len(body.invars) - len(mapping.scratch_avals) :]
-    scratch = [("scratch", aval) for aval in mapping.scratch_avals]
-    carried = [True] * len(prefetched), [is_carried(body, var) for var in operands]
-    found = []
-    for group, needed in zip((prefetched, scratch), carried, strict=True):
-        for n, (label, aval) in enumerate(group):
-            memory = "smem" if label == "prefetch" else _memory(aval.memory_space)
-            held = memory in ("vmem", "smem")  # semaphores are no memory of ours
-            size = tile_bytes(aval.shape, _bits(aval.dtype)) if held else 0
-            found.append(
-                Scratch(
-                    name=f"{label} {n}", shape=tuple(aval.shape), dtype=str(aval.dtype),
-                    memory=memory, bytes=size, carried=needed[n],
-                )
-            )  # fmt: skip
-    return tuple(found)
+    for n, (aval, var) in enumerate(zip(mapping.scratch_avals, operands, strict=True)):
+        memory = _memory(aval.memory_space)
+        held = memory in ("vmem", "smem")  # semaphores are no memory of ours
+        own.append(
+            Scratch(
+                name=f"scratch {n}", shape=tuple(aval.shape), dtype=str(aval.dtype), memory=memory,
+                bytes=tile_bytes(aval.shape, _bits(aval.dtype)) if held else 0,
+                carried=is_carried(body, var),
+            )
+        )  # fmt: skip
+    return (*tables, *own)
 
 
 def _semantics(

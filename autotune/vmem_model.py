@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from autotune.call_record import Dot, PallasCall, Program, Window
 
 SUBLANES, LANES = 8, 128
-PARKABLE = "parkable "
-"""Begins the name of a window whose operand XLA may hold in VMEM outside the kernel's limit."""
 KINDS = ("window", "scratch", "temporary")
 REGISTERS_BYTES = 64 * 8 * 128 * 4
 """The vector registers of a TensorCore: 64 of 8 × 128 words."""
@@ -96,7 +94,7 @@ def vmem_bill(call: PallasCall, device: Device) -> VmemBill:
     copied = any(w.array_shape and w.array_shape[-1] % LANES for w in call.windows)
     windows = [
         Allocation(
-            name=w.name.removeprefix(PARKABLE) + (", more buffers" if n else ""),
+            name=w.name + (", more buffers" if n else ""),
             kind="window",
             bytes=size,
             may_vanish=n > 0 or (_array_bytes(w) < spare and (copied or _may_be_parked(w, device))),
@@ -168,7 +166,7 @@ def _may_be_parked(window: Window, device: Device) -> bool:
     beside a copy of narrow columns it has time to fetch the others too.
     """
     whole = len(window.array_shape) > 1 and window.array_shape[-2] % SUBLANES == 0
-    return device.parks_operands or window.name.startswith(PARKABLE) or not whole
+    return device.parks_operands or window.parkable or not whole
 
 
 def _array_bytes(window: Window) -> int:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "errors": 0, "page": 1,
     "candidate": 1, "constants": 1, "child": 1, "device": 1, "problem": 1, "progress": 1, "row": 1,
-    "strict_yaml": 1, "versions": 1,
+    "strict_yaml": 1, "versions": 1, "whole_file": 1,
     "config": 2, "config_schema": 2, "matrix": 2, "overrides": 2,
     "cost_model": 2, "latency": 2, "kernels": 2, "leaderboard": 2, "pallas_call": 2,
     "call_record": 1, "evidence": 1, "traced": 2, "vmem_model": 2,

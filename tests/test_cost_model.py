@@ -202,7 +202,10 @@ def test_an_allocation_checks_itself():
 
 
 def test_a_table_larger_than_smem_is_rejected():
-    table = Scratch(name="prefetch 0", shape=(2**19,), dtype="int32", memory="smem", bytes=2 * MIB)
+    table = Scratch(
+        name="prefetch 0", shape=(2**19,), dtype="int32", memory="smem", bytes=2 * MIB,
+        prefetched=True,
+    )  # fmt: skip
     assert cost_model.rejection(program(make_call(scratch=(table,))), V5E) == (
         "needs 2.00 MiB of SMEM, of 1.00 MiB on v5e"
     )
@@ -585,7 +588,9 @@ def test_an_operand_without_a_window_in_vmem_moves_no_hbm_bytes():
 
 
 def test_windows_are_numbered_behind_the_prefetched_tables():
-    table = Scratch(name="prefetch 0", shape=(8,), dtype="int32", memory="smem", bytes=32)
+    table = Scratch(
+        name="prefetch 0", shape=(8,), dtype="int32", memory="smem", bytes=32, prefetched=True
+    )
     call = make_call(windows=(window(), window("output")), scratch=(table,))
     found = timing.held_windows(call, held_schedule("input window 1", "output window 0"))
     assert found == frozenset()

@@ -145,6 +145,19 @@ def test_windows_behind_prefetched_tables_stand_beside_the_compiler_s_own(
         assert line["model_bytes"] == line["compiled_bytes"], f"{line['allocation']} disagrees"
 
 
+def test_a_window_that_may_do_with_one_buffer_is_one_line_of_the_bill(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two parallel steps on two cores: the compiler gives each core one block, without a second.
+    told = explained(
+        capsys, f"{config}:small", "bm=256 bn=512 bk=512", "--device", "v5p", "--until", "model",
+        "--results", tmp_path / "r", "--no-neighbours",
+    )  # fmt: skip
+    bill = {line["allocation"]: line["model_bytes"] for line in told["vmem"]}  # type: ignore[attr-defined]
+    assert bill["input window 0"] == 2 * 256 * 512 * 2
+    assert not any("more buffers" in name for name in bill)
+
+
 @pytest.mark.compiler
 def test_a_candidate_that_does_not_fit_is_explained_by_its_bill(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

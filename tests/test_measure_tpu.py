@@ -220,6 +220,19 @@ def test_interpret_mode_tells_right_from_wrong_and_from_nothing_said():
     assert (silent.status, silent.how) == ("ok", "the kernel has no reference: not checked")
 
 
+@pytest.mark.parametrize(("n", "checked_at"), [(384, "its own size"), (320, "n=384")])
+def test_a_pipeline_within_a_kernel_that_asks_for_its_chip_is_interpreted(n, checked_at):
+    """An edge within a tile, which the interpreter cannot write, is checked in whole tiles."""
+    kernel = base.load("matmul")
+    shape = {"m": 384, "k": 256, "n": n}
+    problem = base.make_problem(kernel, device="v5e", shape=shape)
+    config = {
+        "bm": 128, "bk": 128, "bn": 128, "grid_order": "mn", "buffers": 3, "vmem_limit_bytes": None,
+    }  # fmt: skip
+    found = check_interpreted(kernel, problem, config)
+    assert (found.status, found.how) == ("ok", f"at {checked_at} in interpret mode")
+
+
 @pytest.mark.nightly
 def test_a_kernel_that_hangs_or_aborts_in_interpret_mode_is_a_verdict():
     kernel, problem = base.load("measure_kernels:COPY"), problem_of("COPY", {"m": 160, "n": 128})

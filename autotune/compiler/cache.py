@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,13 +12,11 @@ from typing import Any
 
 import platformdirs
 
-from autotune import evidence
+from autotune import evidence, whole_file
 from autotune.compiler import environment
 from autotune.compiler.fingerprint import record_fingerprint
 from autotune.compiler.task import Task
 from autotune.evidence import Compiled
-
-ABANDONED_SECONDS = 3600  # no write takes that long
 
 
 class CacheWarning(UserWarning):
@@ -83,9 +78,7 @@ class Cache:
         path = self._path(key)
         body = json.dumps(record, separators=(",", ":"))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, f"{_checksum(key, body)}\n{body}")
-            _remove_abandoned(path.parent)
+            whole_file.write(path, f"{_checksum(key, body)}\n{body}".encode())
         except OSError as error:
             self._writable = False
             self._warn(f"cache folder {self.folder} cannot be written ({error.strerror or error})")
@@ -97,28 +90,6 @@ class Cache:
 def _checksum(key: str, body: str) -> str:
     """Over the key too: an entry under another's name is damaged."""
     return hashlib.sha256(f"{key}\n{body}".encode()).hexdigest()
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Removes what writers that were killed left half written in `folder`."""
-    for path in folder.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
-                path.unlink()
 
 
 def _issue_warning(message: str) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autotune.device import Device
     from autotune.evidence import Schedule
 
-_TAG = {"input": "input window", "output": "output window"}
+_NAMES = {"scratch": "scratch", "temporary": "register spills"}
 
 
 def lines(program: Program, schedules: Sequence[Schedule], device: Device) -> tuple[VmemLine, ...]:
@@ -21,11 +21,10 @@ def lines(program: Program, schedules: Sequence[Schedule], device: Device) -> tu
     by_call = {id(c): s for c, s in cost_model.matched(program, schedules)} if schedules else {}
     found: list[VmemLine] = []
     for call in program.calls:
-        # The compiler numbers inputs behind the prefetched tables, outputs from 0.
-        tables = sum(scratch.name.startswith("prefetch") for scratch in call.scratch)
+        named = {window.name: tag for tag, window in call.allocations().items()}
         model: dict[str, int] = {}
         for a in cost_model.vmem_bill(call, device).allocations:
-            name = "register spills" if a.kind == "temporary" else _name(a.name, tables)
+            name = _NAMES.get(a.kind) or named[a.name.partition(",")[0]]
             model[name] = model.get(name, 0) + a.bytes
         schedule = by_call.get(id(call))
         compiled = dict(schedule.vmem) if schedule else {}
@@ -41,11 +40,3 @@ def lines(program: Program, schedules: Sequence[Schedule], device: Device) -> tu
             if model.get(name) or compiled.get(name)
         )
     return tuple(found)
-
-
-def _name(allocation: str, tables: int) -> str:
-    """The compiler's word for an allocation of the model's bill, behind that many tables."""
-    kind, _, number = allocation.partition(" ")
-    if kind not in _TAG:
-        return kind
-    return f"{_TAG[kind]} {int(number) + (tables if kind == 'input' else 0)}"

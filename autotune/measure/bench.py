@@ -18,19 +18,23 @@ import numpy as np
 from autotune import device as devices
 from autotune.candidate import Config
 from autotune.compiler.task import Task
-from autotune.errors import NoTpuError
+from autotune.errors import InputError, NoTpuError
 from autotune.kernels import base
 from autotune.kernels.base import Kernel
 from autotune.measure import check, inputs
 from autotune.measure.check import NO_REFERENCE, Checked, Precision
 from autotune.measure.clocks import HostClock, Profile, empty_program
-from autotune.measure.reduce import lightened, reduced
+from autotune.measure.reduce import in_whole_tiles, lightened, reduced
 from autotune.measure.timing import EMPTY, Effort, time_on_device, time_on_host
 from autotune.measure.trace import TraceError
 from autotune.problem import Problem
+from autotune.traced.capture import as_on, asked_for_chip
 
 HOST_SHARE = 0.25
 """Of the host's free memory, what a reference may take."""
+PAST_THE_EDGE = "Out-of-bounds write"
+"""What JAX's interpreter says of a copy of whole tiles to an array that ends within one, which
+the chip allows: there arrays are whole tiles. A kernel with a pipeline of its own makes such."""
 INTERPRETED_FLOPS = 5 * 10**9
 """Of a run in interpret mode: some seconds on two cores."""
 
@@ -183,12 +187,23 @@ class Bench:
         problem, config = lightened(
             kernel, task.problem, task.candidate.config, max_flops=INTERPRETED_FLOPS
         )
-        program = self._lower(kernel, problem, config, "interpreted").compile()
         where = "in interpret mode"
         if config != task.candidate.config:
             where += " with blocks " + " ".join(f"{k}={v}" for k, v in config.items())
-        one = _Candidate(task=task, timed=program, checked=program)
-        return _check(kernel, one, inputs.check_seed(seed, task.candidate), where)
+
+        def verdict(problem: Problem) -> Checked:
+            program = self._lower(kernel, problem, config, "interpreted").compile()
+            one = _Candidate(task=task, timed=program, checked=program)
+            return _check(kernel, one, inputs.check_seed(seed, task.candidate), where)
+
+        try:
+            return verdict(problem)
+        except Exception as error:
+            if PAST_THE_EDGE not in str(error):
+                raise
+            with contextlib.suppress(InputError):  # of sizes that the kernel cannot have
+                return verdict(in_whole_tiles(kernel, problem))
+            raise
 
     def _lower(self, kernel: Kernel, problem: Problem, config: Config, name: str) -> _Lowered:
         """The candidate as the program `jit_NAME`, for this device."""
@@ -201,7 +216,7 @@ class Bench:
                 return function(*arrays)
 
             program.__name__ = name
-            traced = jax.jit(program).trace(*arguments)
+            traced = self._trace(jax.jit(program), arguments, problem)
             lowered = traced.lower()
         text = lowered.as_text()
         # What a program calls back on the host is not in its text: such programs are all different.
@@ -216,6 +231,16 @@ class Bench:
             precision=check.precision_of(traced.jaxpr),
             text=digest.hexdigest(),
         )
+
+    def _trace(self, program: Any, arguments: Sequence[Any], problem: Problem) -> Any:
+        """The jitted program, traced; in interpret mode as on its own chip where it asks for it."""
+        try:
+            return program.trace(*arguments)
+        except Exception as error:
+            if not (self.interprets and asked_for_chip(error)):
+                raise
+            with as_on(devices.get(problem.device)):
+                return program.trace(*arguments)
 
     def _inputs(self, program: _Program, seed: int) -> list[tuple[Any, ...]]:
         """Sets of inputs to run in turn, drawn once for all candidates that take the same."""
@@ -270,10 +295,12 @@ def _reference_fits(kernel: Kernel, program: _Program) -> bool:
 
 @contextlib.contextmanager
 def _interpreted() -> Iterator[None]:
-    """Pallas calls traced in here run on a CPU; memory that nothing wrote reads as NaN."""
+    """Pallas calls traced in here run on a CPU; memory that nothing wrote, and what lies past an
+    array's edge, reads as NaN."""
     from jax.experimental.pallas import tpu as pltpu
 
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan")):
+    unknown: Any = {"uninitialized_memory": "nan", "out_of_bounds_reads": "uninitialized"}
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(**unknown)):
         yield
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BLOCKS = 3
 """Blocks an axis keeps where it has them: a wrong index map may show from the third on only
 (jax-ml/jax#30259)."""
+LANES = 128
 _SMALL = (1, 2, 3, 4, 6, 8)
 
 
@@ -78,6 +79,11 @@ def reduced(kernel: Kernel, problem: Problem, config: Config) -> Problem:
     return problem
 
 
+def in_whole_tiles(kernel: Kernel, problem: Problem) -> Problem:
+    """`problem` with every axis a whole number of lanes. Raises InputError where it cannot be."""
+    return _resized(kernel, problem, {a: -(-n // LANES) * LANES for a, n in problem.shape.items()})
+
+
 def lightened(kernel: Kernel, problem: Problem, config: Config, *, max_flops: int) -> tuple[
     Problem, Config
 ]:  # fmt: skip
@@ -119,22 +125,23 @@ def _smaller(
     whole: _Structure,
 ) -> Problem | None:
     """The problem with `sizes` for some axes, where `config` runs on it in the same structure."""
-    from autotune.kernels.base import make_problem
-
-    options = {k: v for k, v in problem.options.items() if k not in problem.defaults}
     try:
-        smaller = make_problem(
-            kernel,
-            device=problem.device,
-            shape={**problem.shape, **sizes},
-            options=options,
-            dtype=problem.dtype,
-        )
+        smaller = _resized(kernel, problem, sizes)
         if _runs(kernel, smaller, config) and whole.kept_by(_structure(kernel, smaller, config)):
             return smaller
     except AutotuneError:
         pass  # a size that the kernel cannot have
     return None
+
+
+def _resized(kernel: Kernel, problem: Problem, sizes: Mapping[str, int]) -> Problem:
+    from autotune.kernels.base import make_problem
+
+    options = {k: v for k, v in problem.options.items() if k not in problem.defaults}
+    return make_problem(
+        kernel, device=problem.device, shape={**problem.shape, **sizes}, options=options,
+        dtype=problem.dtype,
+    )  # fmt: skip
 
 
 def _structure(kernel: Kernel, problem: Problem, config: Config) -> _Structure:
@@ -180,7 +187,7 @@ def _sizes(size: int, config: Config) -> list[int]:
         v for v in config.values() if isinstance(v, int) and not isinstance(v, bool) and v > 1
     }
     found = set(_SMALL)
-    for block in blocks | {128}:
+    for block in blocks | {LANES}:
         edge = size % block
         found.add(BLOCKS * block if edge == 0 else (BLOCKS - 1) * block + edge)
     return sorted(n for n in found if n < size)

@@ -35,9 +35,9 @@ class Capture:
             function = jax.jit(jaxpr_as_fun(closed), **self._options)
             struct: Any = jax.ShapeDtypeStruct
             leaves = [struct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
-            with _as_on(self._device) if self._in_mesh else contextlib.nullcontext():
+            with as_on(self._device) if self._in_mesh else contextlib.nullcontext():
                 traced = function.trace(*leaves)
-        with _as_on(self._device):
+        with as_on(self._device):
             return traced.lower()
 
 
@@ -65,7 +65,7 @@ def capture(
     jitted = jax.jit(call, **options)
     in_mesh = True
     try:
-        with _as_on(device):
+        with as_on(device):
             traced = jitted.trace(*args)
     except Exception as error:
         in_mesh = False
@@ -73,7 +73,7 @@ def capture(
             traced = jitted.trace(*args)
         except Exception as plain:
             # A kernel that asks for the chip can only fail differently out here.
-            raise error if _asked_for_chip(plain) else plain from None
+            raise error if asked_for_chip(plain) else plain from None
     return Capture(
         marked=mark(traced.jaxpr), _traced=traced, _device=device, _in_mesh=in_mesh,
         _options=options,
@@ -81,7 +81,8 @@ def capture(
 
 
 @contextlib.contextmanager
-def _as_on(device: Device) -> Iterator[None]:
+def as_on(device: Device) -> Iterator[None]:
+    """What is traced in here asks for its chip and gets `device`, which need not be there."""
     chip = jax.sharding.AbstractDevice(
         device_kind=device.kind, num_cores=device.cores, platform="tpu"
     )
@@ -91,7 +92,8 @@ def _as_on(device: Device) -> Iterator[None]:
         yield
 
 
-def _asked_for_chip(error: BaseException) -> bool:
+def asked_for_chip(error: BaseException) -> bool:
+    """Whether `error` came of asking what chip this is."""
     frame = error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_name.startswith("get_tpu_info"):

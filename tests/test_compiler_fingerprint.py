@@ -137,3 +137,35 @@ def test_a_package_that_only_an_import_hook_finds_counts(tmp_path, monkeypatch):
     before = kernel_fingerprint("hooked_kernels.mine:KERNEL")
     (folder / "blocks.py").write_text("B = 2\n")
     assert kernel_fingerprint("hooked_kernels.mine:KERNEL") != before
+
+
+def test_an_edit_in_another_package_of_the_repository_changes_it(package, tmp_path):
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "__init__.py").write_text("")
+    (tmp_path / "common" / "act.py").write_text("from beside_all import A\n")
+    (tmp_path / "beside_all.py").write_text("A = 1\n")
+    (package / "mine.py").write_text("from common.act import A\n")
+    found = {kernel_fingerprint("my_kernels.mine:KERNEL")}
+    (tmp_path / "common" / "act.py").write_text("from beside_all import A  # slower\n")
+    found.add(kernel_fingerprint("my_kernels.mine:KERNEL"))
+    (tmp_path / "beside_all.py").write_text("A = 2\n")
+    found.add(kernel_fingerprint("my_kernels.mine:KERNEL"))
+    assert len(found) == 3
+
+
+def test_of_an_installed_distribution_the_version_counts_and_not_its_source(
+    package, tmp_path, monkeypatch
+):
+    site = tmp_path / "env" / "site-packages"
+    about = site / "labops-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / "labops.py").write_text("O = 1\n")
+    (about / "top_level.txt").write_text("labops\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: labops\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(site))
+    (package / "mine.py").write_text("import labops\n")
+    before = kernel_fingerprint("my_kernels.mine:KERNEL")
+    (site / "labops.py").write_text("O = 2\n")
+    assert kernel_fingerprint("my_kernels.mine:KERNEL") == before
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: labops\nVersion: 1.1\n")
+    assert kernel_fingerprint("my_kernels.mine:KERNEL") != before

@@ -7,6 +7,8 @@ import functools
 import hashlib
 import importlib.util
 import os
+import sys
+from collections.abc import Set
 from importlib import metadata
 from pathlib import Path
 
@@ -32,16 +34,23 @@ _RECORD_MODULES = (
     "autotune.traced.marking",
     "autotune.traced.regions",
 )
+_ELSEWHERE = frozenset({"autotune", "jax", "jaxlib", "libtpu", "numpy"})
+"""Top-level modules of installed distributions that another part of a cache key speaks for, or
+that shape no compiled code."""
+_SITES = frozenset({"site-packages", "dist-packages"})
 
 
 def kernel_fingerprint(kernel: str) -> str:
-    """Hash over the source of the kernel's module and of all of its own that it imports.
+    """Hash over the source of the kernel's module and of what it imports, directly or not.
 
-    For another project's kernel (`registry.DISTRIBUTIONS`) the version of that is part of it.
+    That is all of its own top-level package, and every module that no installed distribution
+    holds: beside it, in another package of the repository, in an editable install. Of an installed
+    distribution it is the version (also of another project's kernel, `registry.DISTRIBUTIONS`);
+    Python and what stands in `environment.versions` are left out, and so is autotune for a kernel
+    of the user's, which `record_fingerprint` speaks for.
 
-    Its own are the modules of the same top-level package; beside a single-file module, those in the
-    same folder. Imports inside functions count too. Nothing is imported. An edited kernel has
-    another fingerprint; an edited report has not, because imports point down only.
+    Imports inside functions count too. Nothing is imported. An edited kernel has another
+    fingerprint; an edited report has not, because imports point down only.
 
     Args:
       kernel: registry name, or `package.module:ATTRIBUTE`.
@@ -55,19 +64,24 @@ def kernel_fingerprint(kernel: str) -> str:
         module = place_of(kernel)[0]
     else:
         raise UnknownNameError("kernel", kernel, REGISTRY)
-    own = _own_folder(module.partition(".")[0])
-    if own is None or _source(module) is None:
+    if _source(module) is None:
         raise UnknownNameError("kernel module", module, ())
     found: dict[str, Path] = {}
+    installed: set[str] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        path = _source(name) if name not in found else None
+        top = name.partition(".")[0]
+        if name in found or top in sys.stdlib_module_names:
+            continue
+        if top != module.partition(".")[0] and (top in _ELSEWHERE or _is_installed(top)):
+            installed.add(top)
         # None also for a function or class: `from module import function` names the module too.
-        if path is not None and path.is_relative_to(own):
+        elif (path := _source(name)) is not None:
             found[name] = path
             waiting += _imports(path, _stamp(path), name)
     texts = {name: _text(path) for name, path in found.items()}
+    texts |= {f"version of {d}": _version(d) for d in _distributions(installed - _ELSEWHERE)}
     if distribution := DISTRIBUTIONS.get(kernel.partition(".")[0] if ":" not in kernel else ""):
         texts[f"version of {distribution}"] = _version(distribution)
     return _digest(texts)
@@ -87,13 +101,19 @@ def _version(distribution: str) -> str:
         raise UnknownNameError("package", distribution, ()) from None
 
 
-def _own_folder(top: str) -> Path | None:
-    """The folder of a top-level package or beside a single-file module, or that file alone."""
+def _is_installed(top: str) -> bool:
+    """Whether a top-level module is a copy in a folder of installed distributions."""
     path, folders = _locate_top(top)
-    if folders:
-        return Path(folders[0])
-    # What lies beside an installed single-file module belongs to other projects.
-    return path if path is None or "site-packages" in path.parts else path.parent
+    places = [*([path] if path else []), *map(Path, folders)]
+    return any(_SITES.intersection(place.parts) for place in places)
+
+
+def _distributions(tops: Set[str]) -> list[str]:
+    """The installed distributions that hold any of the top-level modules."""
+    if not tops:
+        return []
+    holders = metadata.packages_distributions()
+    return sorted({name for top in tops for name in holders.get(top, ())})
 
 
 def _digest(texts: dict[str, str]) -> str:

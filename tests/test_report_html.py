@@ -19,7 +19,7 @@ import pytest
 from autotune import page
 from autotune.leaderboard import Board, ranked
 from autotune.page import Cell, Section
-from autotune.report import figures, html
+from autotune.report import figures, heat_map, html
 from autotune.row import Row
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -71,20 +71,35 @@ def test_a_page_fetches_nothing(board: Board) -> None:
 
 
 def test_the_heat_map_marks_infeasible_cells_and_keeps_one_kind_of_evidence(board: Board) -> None:
-    (fig,) = figures.heat_maps(board)
-    cells, crosses = fig.data
+    (fig,) = heat_map.heat_maps(board)
+    cells, crosses, _ = fig.data
     assert (crosses["x"], crosses["y"]) == (["128"], ["256"])
     assert sum(z is not None for line in cells["z"] for z in line) == 3
     only_model = replace(board, rows=tuple(replace(r, rank=None) for r in board.rows))
-    (empty,) = figures.heat_maps(only_model)
+    (empty,) = heat_map.heat_maps(only_model)
     assert all(z is None for line in empty.data[0]["z"] for z in line), "unranked is not shown"
+
+
+def test_a_cell_with_a_candidate_that_fits_is_not_infeasible(board: Board) -> None:
+    """The winner by the model may be beyond the budget where a neighbour of its cell is refused."""
+    untried = replace(
+        row(128, 256, None), status="ok", reason=None, latency_model_ms=0.3056,
+        config='{"bm": 128, "bn": 256, "bk": 1}',
+    )  # fmt: skip
+    shown = replace(board, rows=tuple(ranked([*board.rows, untried])))
+    of_blocks = next(fig for fig in heat_map.heat_maps(shown) if fig.name == "bm × bn")
+    cells, crosses, rings = of_blocks.data
+    assert crosses["x"] == []
+    assert (rings["x"], rings["y"]) == (["128"], ["256"])
+    assert rings["text"] == ["not evaluated; 0.3056 ms model"]
+    assert cells["z"][1][0] is None, "a prediction of the model has no colour among compiled ones"
 
 
 def test_every_pair_of_tunables_has_a_heat_map_the_best_known_first(board: Board) -> None:
     rows = [
         replace(r, config=r.config[:-1] + f', "bk": {n % 2}}}') for n, r in enumerate(board.rows)
     ]
-    maps = figures.heat_maps(replace(board, rows=tuple(rows)))
+    maps = heat_map.heat_maps(replace(board, rows=tuple(rows)))
     known = [sum(z is not None for line in fig.data[0]["z"] for z in line) for fig in maps]
     assert {fig.name for fig in maps} == {"bm × bn", "bk × bm", "bk × bn"}
     assert known == sorted(known, reverse=True)

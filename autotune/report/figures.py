@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autotune import device as devices
@@ -13,98 +11,10 @@ from autotune import page
 from autotune.device import Device
 from autotune.errors import UnknownNameError
 from autotune.leaderboard import Board
-from autotune.page import COLOURS, Figure
-from autotune.report.units import milliseconds
-from autotune.row import Row
+from autotune.page import Figure
 
 MIB = 2**20
-Point = tuple[float, float]
-Axis = tuple[str, list[float]]
 FUNNEL = ("candidates", "legal and traced", "fit by the model", "compiled", "measured")
-
-
-def heat_maps(board: Board) -> list[Figure]:
-    """Best latency over two tunables, the others free; x where no value of them is feasible.
-
-    Ranked rows only, so one kind of evidence. A figure a pair of tunables, the pair with the most
-    known cells first.
-    """
-    configs = [(json.loads(r.config), r) for r in board.rows]
-    axes = _axes([config for config, _ in configs])
-    maps = [(_cells(configs, x, y), x, y) for x, y in itertools.combinations(axes, 2)]
-    maps.sort(key=lambda one: -len(one[0][0]))
-    return [_heat_map(best, why, (x, axes[x]), (y, axes[y])) for (best, why), x, y in maps]
-
-
-def _heat_map(best: dict[Point, float], why: dict[Point, str], x: Axis, y: Axis) -> Figure:
-    (x_name, xs), (y_name, ys) = x, y
-    closed = [(a, b) for a in xs for b in ys if (a, b) in why and (a, b) not in best]
-    cells = {
-        "type": "heatmap", "x": [f"{v}" for v in xs], "y": [f"{v}" for v in ys],
-        "z": [[_log(best.get((a, b))) for a in xs] for b in ys],
-        "text": [[_shown(best.get((a, b))) for a in xs] for b in ys], "hoverongaps": False,
-        "hovertemplate": f"{x_name} %{{x}}, {y_name} %{{y}}<br>%{{text}}<extra></extra>",
-        "colorscale": "Viridis", "reversescale": True, "colorbar": _ticks(best.values()),
-        "xgap": 1, "ygap": 1,
-    }  # fmt: skip
-    crosses = {
-        "type": "scatter", "x": [f"{a}" for a, _ in closed], "y": [f"{b}" for _, b in closed],
-        "mode": "markers", "marker": {"symbol": "x", "size": 8, "color": COLOURS[3]},
-        "name": "infeasible", "text": [why[at] for at in closed], "showlegend": False,
-        "hovertemplate": f"{x_name} %{{x}}, {y_name} %{{y}}<br>%{{text}}<extra></extra>",
-    }  # fmt: skip
-    return Figure(
-        name=f"{x_name} × {y_name}",
-        data=[cells, crosses],
-        layout={
-            "xaxis": {"title": {"text": x_name}, "type": "category", "showgrid": False},
-            "yaxis": {"title": {"text": y_name}, "type": "category", "showgrid": False},
-            "plot_bgcolor": "rgba(128,128,128,0.12)",
-        },
-    )
-
-
-def _axes(configs: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Numeric tunables with at least two values, those with the most first; values ascending."""
-    values: dict[str, set[float]] = {}
-    for config in configs:
-        for name, value in config.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                values.setdefault(name, set()).add(value)
-    several = {n: sorted(v) for n, v in values.items() if len(v) > 1}
-    return dict(sorted(several.items(), key=lambda item: (-len(item[1]), item[0])))
-
-
-def _cells(
-    configs: Sequence[tuple[dict[str, Any], Row]], x: str, y: str
-) -> tuple[dict[Point, float], dict[Point, str]]:
-    """Least latency of each cell, and why a cell's last candidate ended otherwise."""
-    best: dict[Point, float] = {}
-    why: dict[Point, str] = {}
-    for config, row in configs:
-        if not all(isinstance(config.get(n), int | float) for n in (x, y)):
-            continue
-        at = (config[x], config[y])
-        if row.rank is not None and row.latency_ms is not None:
-            best[at] = min(row.latency_ms, best.get(at, row.latency_ms))
-        elif row.status != "ok":
-            why[at] = f"{row.status}: {row.reason}"
-    return best, why
-
-
-def _shown(latency_ms: float | None) -> str:
-    return "" if latency_ms is None else milliseconds(latency_ms)
-
-
-def _log(latency_ms: float | None) -> float | None:
-    """Colour by orders of magnitude: a default 100 times slower must not hide all else."""
-    return None if latency_ms is None else round(math.log10(latency_ms), 5)
-
-
-def _ticks(latencies_ms: Iterable[float]) -> dict[str, Any]:
-    ends = sorted(latencies_ms)
-    marks = [ends[0], math.sqrt(ends[0]) * math.sqrt(ends[-1]), ends[-1]] if ends else []
-    return {"tickvals": [math.log10(v) for v in marks], "ticktext": [f"{v:.3g} ms" for v in marks]}
 
 
 def predicted(board: Board) -> Figure | None:

@@ -9,7 +9,7 @@ from typing import IO
 from autotune import page
 from autotune.leaderboard import Board
 from autotune.page import Cell, Figure, Section
-from autotune.report import figures, summary, table
+from autotune.report import figures, heat_map, summary, table
 from autotune.report.pairs import BackwardPair, backward_pairs
 from autotune.report.units import milliseconds
 from autotune.row import Row
@@ -160,8 +160,8 @@ def _drawn(board: Board) -> Iterator[tuple[str, list[Figure]]]:
     measured = any(r.latency_measured_ms is not None for r in board.rows)
     truth = "the measured" if measured else "the compiled prediction"
     yield (
-        "Latency over two tunables, best of the others (× infeasible, blank not evaluated)",
-        figures.heat_maps(board),
+        "Latency over two tunables, best of the others (× infeasible, ○ not evaluated)",
+        heat_map.heat_maps(board),
     )
     for label, fig in (
         (f"Predicted latency against {truth}", figures.predicted(board)),

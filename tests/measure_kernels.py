@@ -153,11 +153,14 @@ def _third(problem: Problem, config: Config) -> Call:
 
     rows = int(config["rows"])  # type: ignore[arg-type]
     wrong = bool(config["wrong"])
+    read, written = (int(config.get("act") == act) for act in ("reads outside", "writes outside"))
     call = pl.pallas_call(
         kernel,
         grid=(m // rows,),
-        in_specs=[pl.BlockSpec((rows, n), lambda i: (jnp.minimum(i, 1) if wrong else i, 0))],
-        out_specs=pl.BlockSpec((rows, n), lambda i: (i, 0)),
+        in_specs=[
+            pl.BlockSpec((rows, n), lambda i: ((jnp.minimum(i, 1) if wrong else i) + read, 0))
+        ],
+        out_specs=pl.BlockSpec((rows, n), lambda i: (i + written, 0)),
         out_shape=jax.ShapeDtypeStruct((m, n), jnp.dtype(problem.dtype)),
     )
     return call, (jax.ShapeDtypeStruct((m, n), jnp.dtype(problem.dtype)),)
@@ -174,3 +177,4 @@ COPY = Kernel(
     flops=lambda problem: problem.shape["m"] * problem.shape["n"],
     reference=lambda problem, x: np.asarray(x).astype(np.float64),
 )
+UNRUN = dataclasses.replace(COPY, name="unrun", interpretable=False)

@@ -220,6 +220,26 @@ def test_interpret_mode_tells_right_from_wrong_and_from_nothing_said():
     assert (silent.status, silent.how) == ("ok", "the kernel has no reference: not checked")
 
 
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [("reads outside", "not finite"), ("writes outside", "outside its arrays: Out-of-bounds")],
+)
+def test_a_kernel_that_leaves_its_arrays_is_wrong_in_interpret_mode(act, reason):
+    problem, config = problem_of("COPY", {"m": 32, "n": 128}), {"rows": 16, "wrong": False}
+    kernel = base.load("measure_kernels:COPY")
+    found = check_interpreted(kernel, problem, config | {"act": act})
+    assert found.status == "wrong"
+    assert reason in str(found.reason)
+
+
+def test_a_kernel_that_says_interpret_mode_cannot_run_it_is_not_run_there():
+    problem, config = problem_of("UNRUN", {"m": 32, "n": 128}), {"rows": 16, "wrong": False}
+    kernel = base.load("measure_kernels:UNRUN")
+    found = check_interpreted(kernel, problem, config | {"act": "aborts"})
+    assert (found.status, found.error) == ("ok", None)
+    assert found.how == "interpret mode cannot run this kernel: not checked"
+
+
 @pytest.mark.parametrize(("n", "checked_at"), [(384, "its own size"), (320, "n=384")])
 def test_a_pipeline_within_a_kernel_that_asks_for_its_chip_is_interpreted(n, checked_at):
     """An edge within a tile, which the interpreter cannot write, is checked in whole tiles."""

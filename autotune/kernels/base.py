@@ -80,6 +80,8 @@ class Kernel:
       default: `(problem, device) -> config` users have today without tuning.
       inputs: `(problem, jax.random key) -> arrays`; standard normals where None.
       reference: `(problem, *arrays) -> output(s)` in float64 NumPy or jnp.
+      interpretable: whether JAX's TPU interpret mode can run it; where not, a gate without a TPU
+        passes it with its output unchecked.
       output: `problem -> output(s)` as the call should return them, anything with a `shape`. Where
         None, shapes are compared with those of a reference that JAX can trace.
       multiplied_dtype: the dtype the MXU multiplies, whose peak MFU is against.
@@ -101,6 +103,7 @@ class Kernel:
     default: Callable[[Problem, Device], Config] | None = None
     inputs: Callable[..., tuple[Any, ...]] | None = None
     reference: Callable[..., Any] | None = None
+    interpretable: bool = True
     output: Callable[[Problem], Any] | None = None
     multiplied_dtype: Callable[[Problem], str] = lambda problem: problem.dtype
     scope_counts: Callable[[Problem, Config], Mapping[str, int]] | None = None

@@ -191,4 +191,5 @@ KERNEL = Kernel(
     default=_default,
     inputs=_inputs,
     reference=_reference,
+    interpretable=False,  # it bitcasts a ref, which neither JAX's interpreter can index
 )

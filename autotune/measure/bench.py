@@ -18,11 +18,11 @@ import numpy as np
 from autotune import device as devices
 from autotune.candidate import Config
 from autotune.compiler.task import Task
-from autotune.errors import InputError, NoTpuError
+from autotune.errors import NoTpuError
 from autotune.kernels import base
 from autotune.kernels.base import Kernel
 from autotune.measure import check, inputs
-from autotune.measure.check import NO_REFERENCE, Checked, Precision
+from autotune.measure.check import NO_REFERENCE, NOT_INTERPRETABLE, Checked, Precision
 from autotune.measure.clocks import HostClock, Profile, empty_program
 from autotune.measure.reduce import in_whole_tiles, lightened, reduced
 from autotune.measure.timing import EMPTY, Effort, time_on_device, time_on_host
@@ -32,6 +32,8 @@ from autotune.traced.capture import as_on, asked_for_chip
 
 HOST_SHARE = 0.25
 """Of the host's free memory, what a reference may take."""
+OUTSIDE = "Out-of-bounds"
+"""How JAX's interpreter begins to say that an access lies outside its array."""
 PAST_THE_EDGE = "Out-of-bounds write"
 """What JAX's interpreter says of a copy of whole tiles to an array that ends within one, which
 the chip allows: there arrays are whole tiles. A kernel with a pipeline of its own makes such."""
@@ -180,10 +182,14 @@ class Bench:
         return time_on_device(Profile(runs, sets), names, effort=effort, seed=seed)
 
     def interpret(self, task: Task, seed: int) -> Checked:
-        """The verdict on a candidate in interpret mode: numerics only, never a time."""
+        """The verdict on a candidate in interpret mode: numerics only, never a time.
+
+        A kernel that reads or writes outside its arrays is wrong, which no chip would say.
+        """
         kernel = base.load(task.problem.kernel)
-        if kernel.reference is None:
-            return Checked(status="ok", how=NO_REFERENCE)
+        if kernel.reference is None or not kernel.interpretable:
+            how = NO_REFERENCE if kernel.reference is None else NOT_INTERPRETABLE
+            return Checked(status="ok", how=how)
         problem, config = lightened(
             kernel, task.problem, task.candidate.config, max_flops=INTERPRETED_FLOPS
         )
@@ -197,13 +203,18 @@ class Bench:
             return _check(kernel, one, inputs.check_seed(seed, task.candidate), where)
 
         try:
-            return verdict(problem)
-        except Exception as error:
-            if PAST_THE_EDGE not in str(error):
-                raise
-            with contextlib.suppress(InputError):  # of sizes that the kernel cannot have
+            try:
+                return verdict(problem)
+            except Exception as error:
+                if PAST_THE_EDGE not in str(error):
+                    raise
                 return verdict(in_whole_tiles(kernel, problem))
-            raise
+        except Exception as error:
+            outside = next((t for t in str(error).splitlines() if OUTSIDE in t), None)
+            if outside is None:
+                raise
+            reason = "it reads or writes outside its arrays: " + outside[outside.index(OUTSIDE) :]
+            return Checked(status="wrong", reason=reason, error=math.inf, how=where)
 
     def _lower(self, kernel: Kernel, problem: Problem, config: Config, name: str) -> _Lowered:
         """The candidate as the program `jit_NAME`, for this device."""

@@ -18,6 +18,7 @@ _F32_PRODUCT = {"HIGHEST": 0.0, "HIGH": 2.0**-16, "DEFAULT": 2.0**-8}
 """Roundoff of f32 operands on the MXU: split into three bf16 parts, two, or rounded to one."""
 
 NO_REFERENCE = "the kernel has no reference: not checked"
+NOT_INTERPRETABLE = "interpret mode cannot run this kernel: not checked"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

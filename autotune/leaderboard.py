@@ -209,6 +209,21 @@ def boards(results: Path) -> Iterator[Board | DamagedFileError]:
             yield board
 
 
+def named(found: Iterable[Board], text: str) -> list[Board]:
+    """The boards that `--problem TEXT` asks for: those whose name or key it is; where it is
+    nobody's, those whose name, kernel or key has it."""
+    found = list(found)
+    exact = [b for b in found if text in (b.rows[0].problem_name, b.rows[0].problem_key)]
+    return exact or [
+        b
+        for b in found
+        if any(
+            text in (field or "")
+            for field in (b.rows[0].problem_name, b.rows[0].kernel, b.rows[0].problem_key)
+        )
+    ]
+
+
 def _strength(row: Row) -> tuple[int, int]:
     """Of a row's evidence, and of its timer where measured; the device's own is strongest."""
     timer = _TIMERS.index(row.timer) if row.timer in _TIMERS else -1

@@ -323,3 +323,17 @@ def test_times_of_a_recording_are_never_ranked_beside_those_of_a_device(tmp_path
     board = merge(path, [timed(256, 0.2, "replay"), timed(128, 0.5, "host_clock")])
     assert [(r.config, r.latency_ms) for r in board.rows if r.rank] == [('{"bm": 256}', 0.9)]
     assert {r.timer for r in board.rows} == {"device_profile", "host_clock"}
+
+
+def test_a_problem_is_meant_by_its_whole_name_before_any_part_of_one(tmp_path: Path) -> None:
+    boards = [
+        merge(tmp_path / f"{key}.parquet", [row(problem_name=name, problem_key=key)])
+        for name, key in (("even", "k1-a"), ("uneven", "k2-b"), (None, "even-c"))
+    ]
+    keys = lambda text: [b.rows[0].problem_key for b in leaderboard.named(boards, text)]
+    assert keys("even") == ["k1-a"]
+    assert keys("k2-b") == ["k2-b"]
+    assert keys("neve") == ["k2-b"]
+    assert keys("eve") == ["k1-a", "k2-b", "even-c"]
+    assert keys("matmul") == ["k1-a", "k2-b", "even-c"], "a kernel's name stands for its problems"
+    assert not keys("odd")

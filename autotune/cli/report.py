@@ -65,19 +65,11 @@ def chosen(results: Path, problem: str | None, device: str | None) -> list[Board
     """The boards in `results` that `--problem` and `--device` leave, in path order.
 
     Raises InputError for a device that does not exist."""
+    from autotune import leaderboard
+
     chip = device_called(device)
-    return [
-        b
-        for b in stored(results)
-        if (problem is None or matches(b, problem)) and chip in (None, b.rows[0].device)
-    ]
-
-
-def matches(board: Board, text: str) -> bool:
-    first = board.rows[0]
-    return any(
-        text in (field or "") for field in (first.problem_name, first.kernel, board.path.stem)
-    )
+    found = [b for b in stored(results) if chip in (None, b.rows[0].device)]
+    return found if problem is None else leaderboard.named(found, problem)
 
 
 def write(

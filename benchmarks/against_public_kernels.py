@@ -5,7 +5,7 @@
 Both sides are tuned by the same search under the same budget; what is compared is the best
 candidate's predicted latency (compiled evidence, the work XLA does around each kernel included).
 A ratio above 1 means that this project's kernel is predicted to be faster. Tokamax's splash is
-compared where `pip install 'pallas-autotune[tokamax]'` has been done. No TPU takes part.
+compared where `pip install '.[tokamax]' in autotune's checkout` has been done. No TPU takes part.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ def test_a_url_of_no_storage_is_one_line(url: str, message: str) -> None:
 
 def test_without_psycopg_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'pallas-autotune\[fleet\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[fleet\]'"):
         storage.check("postgresql://user:secret@host/db")
 
 

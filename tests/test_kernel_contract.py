@@ -2,6 +2,8 @@
 
 import dataclasses
 import sys
+import tracemalloc
+from pathlib import Path
 
 import contract_kernels
 import jax
@@ -16,6 +18,7 @@ from autotune.compiler.pool import CompilePool
 from autotune.compiler.task import Task
 from autotune.errors import InputError, KernelError
 from autotune.kernels import base
+from autotune.kernels.contract import checked_output
 from autotune.pallas_call import trace
 from autotune.problem import Problem
 from autotune.search import space
@@ -155,6 +158,46 @@ def test_a_module_beside_a_config_is_not_mistaken_for_another_of_its_name(tmp_pa
     with pytest.raises(InputError, match=r"two/colorsys.py is hidden by .*; rename one of them"):
         base.load("colorsys:KERNEL", beside=two)
     monkeypatch.delitem(sys.modules, "twin_kernels")
+
+
+@pytest.mark.parametrize("edited", ["labkernels/mine.py", "labkernels/helper.py"])
+def test_an_installed_copy_that_is_not_what_the_current_folder_holds_is_refused(
+    tmp_path, monkeypatch, edited
+):
+    site = tmp_path / "env" / "site-packages"
+    text = "from contract_kernels import KEEPS as KERNEL\nfrom labkernels import helper\n"
+    for place in (site, tmp_path / "repo"):
+        place.joinpath("labkernels").mkdir(parents=True)
+        place.joinpath("labkernels", "__init__.py").touch()
+        place.joinpath("labkernels", "mine.py").write_text(text)
+        place.joinpath("labkernels", "helper.py").write_text("H = 1\n")
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    monkeypatch.chdir(tmp_path / "repo")
+    assert base.load("labkernels.mine:KERNEL").name == "labkernels.mine:KERNEL"
+    Path(edited).write_text(text + "# edited\n")
+    with pytest.raises(InputError, match=rf"repo/{edited} is not what is installed as .*env/"):
+        base.load("labkernels.mine:KERNEL")
+    for name in ("labkernels", "labkernels.mine", "labkernels.helper"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["splash", "flash_fwd", "flash_dq", "flash_dkv", "jax.splash", "jax.flash", "jax.flash_dq"],
+)
+def test_asking_for_the_shapes_of_an_output_makes_no_mask_of_the_problem_s_size(name):
+    kernel = base.load(name)
+    shape = dict.fromkeys(("q_len", "kv_len"), 32768)
+    shape |= {"batch": 1, "q_heads": 1, "kv_heads": 1, "head_dim_qk": 128, "head_dim_v": 128}
+    options = {"mask": {"causal": {}}} if "splash" in name else {"causal": True}
+    problem = base.make_problem(kernel, device="v6e", shape=shape, options=options)
+    assert kernel.default is not None
+    call = kernel.build(problem, kernel.default(problem, devices.get("v6e")))
+    tracemalloc.start()
+    checked_output(kernel, problem, call)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 64 * 2**20, "the mask alone has 1 GiB"
 
 
 def test_a_kernel_left_in_interpret_mode_is_told_so():

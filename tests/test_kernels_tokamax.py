@@ -54,7 +54,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(kernel, tmp_path):
     )  # fmt: skip
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    assert "pip install 'pallas-autotune[tokamax]'" in line
+    assert "pip install '.[tokamax]' in autotune's checkout" in line
     assert f"{config}:3" in line
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.yaml"]
 

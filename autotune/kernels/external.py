@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import filecmp
 import importlib
 import os
 import sys
@@ -38,6 +39,7 @@ def load(name: str, beside: str | None = None) -> Kernel:
         )
     module = _imported(name, module_name, beside)
     _check_not_hidden(name, module, beside)
+    _check_installed_as_here(name, module)
     kernel = getattr(module, attribute, None)
     if isinstance(kernel, Kernel):
         return dataclasses.replace(kernel, name=name)
@@ -90,6 +92,28 @@ def _check_not_hidden(name: str, module: ModuleType, beside: str | None) -> None
         if meant.is_file() and not meant.samefile(found):
             raise InputError(
                 f"kernel {name!r}: {meant} is hidden by {found}; rename one of them",
+                path=("kernel",),
+            )
+
+
+def _check_installed_as_here(name: str, module: ModuleType) -> None:
+    """Raises InputError where an installed copy was imported and the current folder holds another.
+
+    What is edited here would not be what is tuned or gated.
+    """
+    top = module.__name__.partition(".")[0]
+    here = Path(os.getcwd(), top)
+    if folders := list(getattr(sys.modules[top], "__path__", ())):
+        pairs = [(path, Path(folders[0], path.relative_to(here))) for path in here.rglob("*.py")]
+    else:
+        pairs = [(here.with_suffix(".py"), Path(str(module.__file__)))]
+    for path, copy in pairs:
+        if "site-packages" not in copy.parts or not (path.is_file() and copy.is_file()):
+            continue
+        if not filecmp.cmp(path, copy, shallow=False):
+            raise InputError(
+                f"kernel {name!r}: {path} is not what is installed as {copy}, which would be used; "
+                "install it again, or with pip's --editable",
                 path=("kernel",),
             )
 

@@ -153,10 +153,11 @@ def reference_gradients(problem: Problem, *arrays: Any) -> tuple[Any, Any, Any]:
 
     lse and di are left unread: a residual that is wrong must not be wrong on both sides.
     """
+    operands = reference.f64(*arrays[:4])
     shape, options = AttentionShape.of(problem), _attention_keywords(problem)
     mask = reference.causal_mask(shape.q_len, shape.kv_len) if options["causal"] else None
     return reference.attention_gradients(
-        *arrays[:4], scale=options["scale"], soft_cap=options["soft_cap"], mask=mask
+        *operands, scale=options["scale"], soft_cap=options["soft_cap"], mask=mask
     )
 
 

@@ -161,6 +161,7 @@ def _gain(problem: Problem) -> float:
 
 
 def _forward_reference(problem: Problem, q: Any, k: Any, v: Any, *ids: Any) -> Any:
+    q, k, v = references.f64(q, k, v)
     seen = _rows(problem).dense()
     if ids:
         q_ids, kv_ids = (np.asarray(i)[:, None] for i in ids)
@@ -241,7 +242,7 @@ def _backward(name: str, names: tuple[str, ...], function: str) -> dict[str, Any
         return q, k, v, jnp.ones_like(lse), lse, do, di
 
     def reference(problem: Problem, *arrays: Any) -> Any:
-        q, k, v, _, _, do, _ = arrays
+        q, k, v, _, _, do, _ = references.f64(*arrays)
         dq, dk, dv = references.attention_gradients(
             q, k, v, do, scale=problem.options["sm_scale"], mask=_rows(problem).dense()
         )

@@ -132,6 +132,7 @@ def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
 
 def reference(problem: Problem, q: Any, k: Any, v: Any, *more: Any) -> Any:
     """What `build`'s function gives, in float64 under the dense mask."""
+    q, k, v = references.f64(q, k, v)
     shape, options = AttentionShape.of(problem), problem.options
     seen = rows_of(space.mask_of(problem), shape.q_len, shape.kv_len).dense()
     if options["segment_ids"]:

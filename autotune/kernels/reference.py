@@ -13,14 +13,21 @@ from autotune.problem import Problem
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def _f64(array: Any) -> Array:
-    return np.asarray(array).astype(np.float64)
+def f64(*arrays: Any) -> list[Array]:
+    """The arrays in float64.
+
+    A reference does this first: tracers, by which its shapes are asked, end here, before a mask of
+    [q_len, kv_len] is made for nothing (16 GiB at 131072).
+    """
+    return [np.asarray(array).astype(np.float64) for array in arrays]
 
 
 def matmul(problem: Problem, x: Any, y: Any) -> Array:
     """epilogue(x · y) [m, n] in float64, of x [m, k] and y [k, n] or, transposed, [n, k]."""
-    rhs = _f64(y).T if problem.options["transpose_rhs"] else _f64(y)
-    return _epilogue(problem.options["epilogue"], _f64(x) @ rhs)
+    x, y = f64(x, y)
+    return _epilogue(
+        problem.options["epilogue"], x @ (y.T if problem.options["transpose_rhs"] else y)
+    )
 
 
 def _epilogue(name: str, z: Array) -> Array:
@@ -44,7 +51,7 @@ def logits(
     q: Any, k: Any, *, scale: float, soft_cap: float | None = None, mask: Array | None = None
 ) -> Array:
     """Scaled, capped and masked logits [b, hq, lq, lkv]; MASK_VALUE where masked."""
-    q, k = _f64(q), _f64(k)
+    q, k = f64(q, k)
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
     s = np.einsum("bhqd,bhkd->bhqk", q, k) * scale
     if soft_cap is not None:
@@ -73,7 +80,8 @@ def attention(
 ) -> tuple[Array, Array, Array]:
     """Output [b, hq, lq, dv], lse and max [b, hq, lq] of attention under `mask` [lq, lkv]."""
     p, lse, top = softmax(logits(q, k, scale=scale, soft_cap=soft_cap, mask=mask))
-    v = np.repeat(_f64(v), q.shape[1] // v.shape[1], axis=1)
+    (v,) = f64(v)
+    v = np.repeat(v, q.shape[1] // v.shape[1], axis=1)
     return np.einsum("bhqk,bhkd->bhqd", p, v), lse, top
 
 
@@ -88,7 +96,7 @@ def attention_gradients(
     mask: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """dq, dk, dv of `attention`, do the output's gradient: its derivative in closed form."""
-    q, k, v, do = (_f64(a) for a in (q, k, v, do))
+    q, k, v, do = f64(q, k, v, do)
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
     s = logits(q, k, scale=scale, soft_cap=soft_cap)
     p = softmax(s if mask is None else np.where(mask, s, MASK_VALUE))[0]
@@ -105,6 +113,7 @@ def attention_gradients(
 
 def flash_fwd(problem: Problem, q: Any, k: Any, v: Any) -> Any:
     """The output, or (output, lse, max) with `residuals`."""
+    q, k, v = f64(q, k, v)
     shape, options = AttentionShape.of(problem), problem.options
     mask = causal_mask(shape.q_len, shape.kv_len) if options["causal"] else None
     out, lse, top = attention(

@@ -275,6 +275,7 @@ def _draw(key: jax.Array, *, shape: AttentionShape, dtype: Any, ids: bool) -> tu
 
 def reference(problem: Problem, q: Any, k: Any, v: Any, *ids: Any) -> Any:
     """The output, or (output, lse, max) with `residuals`, in float64 under the dense mask."""
+    q, k, v = references.f64(q, k, v)
     shape, options = AttentionShape.of(problem), problem.options
     seen = rows_of(space.mask_of(problem), shape.q_len, shape.kv_len).dense()
     if ids:

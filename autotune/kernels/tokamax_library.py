@@ -24,7 +24,7 @@ def module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name == "tokamax":
             raise InputError(
-                "Tokamax is not installed; pip install 'pallas-autotune[tokamax]'",
+                "Tokamax is not installed; pip install '.[tokamax]' in autotune's checkout",
                 path=("kernel",),
             ) from None
         raise KernelError(f"tokamax {metadata.version('tokamax')} has no {error.name}") from None

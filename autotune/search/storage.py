@@ -55,7 +55,7 @@ def check(url: str) -> None:
         if importlib.util.find_spec("psycopg") is None:
             raise InputError(
                 "--storage postgresql:// needs psycopg, which is not installed; "
-                "pip install 'pallas-autotune[fleet]'"
+                "pip install '.[fleet]' in autotune's checkout"
             )
         return
     assert path is not None

@@ -14,7 +14,7 @@ from test_report import board, compiled
 from autotune import cli, leaderboard, stale
 from autotune.cli.report import Format, _natural, write
 from autotune.leaderboard import Board
-from autotune.report import summary, table
+from autotune.report import reasons, summary, table
 
 
 def problem(name: str | None, latency_ms: float = 1.0, **sizes: int) -> Board:
@@ -119,6 +119,32 @@ def test_many_problems_end_with_totals_a_kernel_and_device(monkeypatch: pytest.M
     ranked, unranked = [x for x in told.splitlines() if x.startswith("matmul on tpu7x, ")][-2:]
     assert ranked.split()[4:] == ["2", "4.00x", "2.00x", "8.00x", "0.2%"]
     assert unranked.split()[-5:] == ["1", "–", "–", "–", "–"]
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_many_problems_say_why_candidates_fell_and_what_is_counted(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = shown(
+        [problem("up"), problem("down")], columns=columns, many=True, monkeypatch=monkeypatch
+    )
+    ended = "2 pruned: VMEM; 2 unsupported: no; 2 crashed: abort"
+    assert told.split("\n\n")[0].splitlines()[-1] == f"  {ended}"
+    assert told.count("FLOPs of matmul: 2·m·k·n\n") == 1, "a line a kernel"
+    file = io.StringIO()
+    summary.write_markdown([problem("up"), problem("down")], file=file)
+    assert f"matmul on tpu7x, compiled: {ended}  \n" in file.getvalue()
+    assert "FLOPs of matmul: 2·m·k·n  \n" in file.getvalue()
+
+
+def test_reasons_beyond_the_three_most_common_kinds_are_counted() -> None:
+    words = ("a", "a", "b", "b", "c", "c", "d", "e", "e 1", "e 2")
+    fallen = [
+        row({"bm": i}, status="pruned", reason=f"{word} 7") for i, word in enumerate(words)
+    ]  # fmt: skip
+    assert reasons.common([board(compiled(99, 1.0), *fallen)]) == [
+        "2 pruned: a 7", "2 pruned: b 7", "2 pruned: c 7", "4 for 3 other reasons",
+    ]  # fmt: skip
 
 
 def test_stale_problems_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import IO
@@ -12,7 +13,7 @@ from rich.cells import cell_len
 
 from autotune import stale
 from autotune.leaderboard import Board
-from autotune.report import table
+from autotune.report import reasons, table
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import milliseconds
 
@@ -25,12 +26,14 @@ COUNTS = ("candidates", "ranked", "pruned", "rejected", "failed")
 def write_terminal(boards: Sequence[Board], *, many: bool, file: IO[str]) -> None:
     """The summary on `file`, as wide as the terminal is.
 
-    Of `many` boards it is all that is told: the backward pairs follow, and how to see more.
+    Of `many` boards it is all that is told: why candidates did not survive stands under each
+    table; the backward pairs follow, what MFU counts, and how to see more.
     """
     console = table.terminal(file)
-    lines = _groups(boards, console.width)
+    lines = _groups(boards, console.width, reasoned=many)
     if many:
         lines += [*_pairs(boards), *_totals(boards), (False, "")]
+        lines += [(False, x) for said in _conventions(boards) for x in _folded(said, console.width)]
     for is_heading, line in lines:
         console.print(line, style="bold" if is_heading else None, soft_wrap=True)
     if many:
@@ -50,27 +53,43 @@ def write_markdown(boards: Sequence[Board], *, file: IO[str]) -> None:
     table.markdown(header, rows, file)
     if pairs := _pair_rows(boards):
         table.markdown(PAIR, pairs, file)
-    for note in _notes(boards):
-        print(f"{note}  ", file=file)
+    ended = [
+        f"{about}: {'; '.join(said)}"
+        for about, some in _alike(boards).items()
+        if (said := reasons.common(some))
+    ]
+    for note in (*ended, *_conventions(boards), *_notes(boards)):
+        print(f"{table.escaped(note)}  ", file=file)
 
 
 Line = tuple[bool, str]
 """Whether it is a heading, and its text."""
 
 
-def _groups(boards: Sequence[Board], width: int) -> list[Line]:
+def _groups(boards: Sequence[Board], width: int, *, reasoned: bool) -> list[Line]:
     """Problems under the kernel, device and evidence they share.
 
     The counts have columns where there is room for them, and stand beside the winner where there
     is not, both then under the problem; with columns, the winner is beside them where it fits.
+    `reasoned`: why the other candidates of a group did not survive, under it.
     """
     said: list[Line] = []
     groups = itertools.groupby(zip(boards, names(boards), strict=True), lambda p: _about(p[0]))
     for about, group in groups:
         some = list(group)
         told = _group([b for b, _ in some], [name for _, name in some], width)
+        if reasoned:
+            told += _folded("; ".join(reasons.common([b for b, _ in some])), width, indent="  ")
         said += [(False, ""), (True, about), *((False, line) for line in told)]
     return said[1:]
+
+
+def _folded(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Text on as many lines as it needs, further in from the second on; none for none."""
+    further = f"{indent}  "
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
+    )
 
 
 def _about(board: Board) -> str:
@@ -185,9 +204,7 @@ TOTALS = ("problems", "vs default", "least", "most", "median MFU")
 
 def _totals(boards: Sequence[Board]) -> list[Line]:
     """A line a kernel, device and evidence: geometric mean of the gains, their ends, median MFU."""
-    groups: dict[str, list[Board]] = {}
-    for board in boards:
-        groups.setdefault(_about(board), []).append(board)
+    groups = _alike(boards)
     rows = []
     for some in groups.values():
         gains = [board.gain for board in some if board.gain]
@@ -203,6 +220,20 @@ def _totals(boards: Sequence[Board]) -> list[Line]:
         (True, f"{'':{longest}}  {head}"),
         *((False, f"{_padded(k, longest)}  {x}") for k, x in zip(groups, lines, strict=True)),
     ]
+
+
+def _alike(boards: Sequence[Board]) -> dict[str, list[Board]]:
+    """Boards by kernel, device and evidence."""
+    groups: dict[str, list[Board]] = {}
+    for board in boards:
+        groups.setdefault(_about(board), []).append(board)
+    return groups
+
+
+def _conventions(boards: Sequence[Board]) -> list[str]:
+    """What the FLOPs behind MFU and TFLOP/s are, a line a kernel."""
+    counted = {(b.rows[0].kernel, b.flop_convention): None for b in boards if b.flop_convention}
+    return [f"FLOPs of {kernel}: {convention}" for kernel, convention in counted]
 
 
 def _notes(boards: Sequence[Board]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import IO
 
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from autotune import stale
 from autotune.leaderboard import Board
+from autotune.report import reasons
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import milliseconds
 from autotune.row import Row, indistinguishable
@@ -62,15 +62,14 @@ def caption(board: Board) -> list[str]:
     counts = board.counts
     words = _WORDS | ({"not_evaluated": "not timed"} if _timed(board) else {})
     ends = [f"{n} {words.get(s, s)}" for s, n in counts.items() if s != "candidates"]
-    lines = [f"{counts['candidates']} candidates: " + ", ".join(ends), *_refusals(board)]
+    lines = [f"{counts['candidates']} candidates: " + ", ".join(ends)]
+    lines += reasons.common([board]) if board.best else reasons.of_nothing_left(board)
     default = board.default
     if default is not None and default.rank is None:
         lines.append(f"default {blocks(default.config)}: {default.reason or _unranked(board)}")
     if board.best is not None and board.best.timer in _TIMES:
         lines.append(_TIMES[board.best.timer])
-    if board.best is None:
-        lines += [f"no candidate survived; {reason}" for reason in _common_reasons(board)]
-    elif reason := stale.reason(board.best):
+    if board.best is not None and (reason := stale.reason(board.best)):
         lines.append(reason)
     if told := _alike(board):
         lines.append(told)
@@ -253,24 +252,6 @@ _WORDS = {
 
 def _timed(board: Board) -> bool:
     return board.best is not None and board.best.evidence == "measured"
-
-
-NUMBER = re.compile(r"\d[\d.,]*")
-
-
-def _refusals(board: Board) -> list[str]:
-    """The most common kinds of reason, alike but for their numbers, each with one example."""
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for row in board.rows:
-        if row.status != "ok" and row.reason and board.best is not None:
-            kinds.setdefault((row.status, NUMBER.sub("#", row.reason)), []).append(row.reason)
-    common = sorted(kinds.items(), key=lambda item: -len(item[1]))[:3]
-    return [f"{len(all_of)} {status}: {all_of[0]}" for (status, _), all_of in common]
-
-
-def _common_reasons(board: Board) -> list[str]:
-    reasons = [f"{r.status}: {r.reason}" for r in board.rows if r.reason]
-    return sorted(set(reasons), key=reasons.count, reverse=True)[:3]
 
 
 def _vmem(row: Row) -> str:

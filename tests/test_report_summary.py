@@ -15,6 +15,7 @@ from autotune import cli, leaderboard, stale
 from autotune.cli.report import Format, _natural, write
 from autotune.leaderboard import Board
 from autotune.report import reasons, summary, table
+from autotune.row import Row
 
 
 def problem(name: str | None, latency_ms: float = 1.0, **sizes: int) -> Board:
@@ -135,6 +136,22 @@ def test_many_problems_say_why_candidates_fell_and_what_is_counted(
     summary.write_markdown([problem("up"), problem("down")], file=file)
     assert f"matmul on tpu7x, compiled: {ended}  \n" in file.getvalue()
     assert "FLOPs of matmul: 2·m·k·n  \n" in file.getvalue()
+
+
+def test_a_dash_under_vs_default_has_a_line_that_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def named(*rows: Row) -> Board:
+        return board(*(replace(r, problem_name=f"p{len(rows)}") for r in rows))
+
+    fallen = row({"bm": 1}, status="oom", reason="VMEM", evidence="compiled", is_default=True)
+    boards = [named(compiled(1, 1.0)), named(compiled(1, 1.0)), named(compiled(1, 1.0), fallen)]
+    told = shown(boards, columns=140, many=True, monkeypatch=monkeypatch)
+    assert "  2 problems: no default: the kernel states none\n" in told
+    assert "  p2: default bm=1: VMEM\n" in told
+    file = io.StringIO()
+    table.write_markdown(boards[:1], top=5, file=file)
+    assert "no default: the kernel states none  \n" in file.getvalue()
 
 
 def test_reasons_beyond_the_three_most_common_kinds_are_counted() -> None:

@@ -56,7 +56,7 @@ def write_markdown(boards: Sequence[Board], *, file: IO[str]) -> None:
     ended = [
         f"{about}: {'; '.join(said)}"
         for about, some in _alike(boards).items()
-        if (said := reasons.common(some))
+        if (said := [*reasons.common(some), *_defaults([(b, b.title) for b in some])])
     ]
     for note in (*ended, *_conventions(boards), *_notes(boards)):
         print(f"{table.escaped(note)}  ", file=file)
@@ -79,9 +79,22 @@ def _groups(boards: Sequence[Board], width: int, *, reasoned: bool) -> list[Line
         some = list(group)
         told = _group([b for b, _ in some], [name for _, name in some], width)
         if reasoned:
-            told += _folded("; ".join(reasons.common([b for b, _ in some])), width, indent="  ")
+            for line in ("; ".join(reasons.common([b for b, _ in some])), *_defaults(some)):
+                told += _folded(line, width, indent="  ")
         said += [(False, ""), (True, about), *((False, line) for line in told)]
     return said[1:]
+
+
+def _defaults(boards: Sequence[tuple[Board, str]]) -> list[str]:
+    """A line for each `–` under `vs default`, or one for all that are without for one reason."""
+    without: dict[str, list[str]] = {}
+    for board, name in boards:
+        if board.best is not None and (why := table.of_default(board)):
+            without.setdefault(why, []).append(name)
+    return [
+        f"{names[0] if len(names) == 1 else f'{len(names)} problems'}: {why}"
+        for why, names in without.items()
+    ]
 
 
 def _folded(text: str, width: int, *, indent: str = "") -> list[str]:

@@ -64,18 +64,27 @@ def caption(board: Board) -> list[str]:
     ends = [f"{n} {words.get(s, s)}" for s, n in counts.items() if s != "candidates"]
     lines = [f"{counts['candidates']} candidates: " + ", ".join(ends)]
     lines += reasons.common([board]) if board.best else reasons.of_nothing_left(board)
-    default = board.default
-    if default is not None and default.rank is None:
-        lines.append(f"default {blocks(default.config)}: {default.reason or _unranked(board)}")
+    if told := of_default(board):
+        lines.append(told)
     if board.best is not None and board.best.timer in _TIMES:
         lines.append(_TIMES[board.best.timer])
     if board.best is not None and (reason := stale.reason(board.best)):
         lines.append(reason)
-    if told := _alike(board):
-        lines.append(told)
+    if alike := _alike(board):
+        lines.append(alike)
     if board.flop_convention:
         lines.append(f"FLOPs: {board.flop_convention}")
     return lines
+
+
+def of_default(board: Board) -> str | None:
+    """Why there is no gain over the default, and what is known of it; None where it is ranked."""
+    default = board.default
+    if default is None:
+        return "no default: the kernel states none"
+    if default.rank is not None:
+        return None
+    return f"default {blocks(default.config)}: {default.reason or _unranked(board)}"
 
 
 def _unranked(board: Board) -> str:

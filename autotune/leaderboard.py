@@ -1,39 +1,30 @@
 """Leaderboards: one Parquet file a problem, one row a candidate. No jax import.
 
-Written by temporary file, fsync and rename under a lock, so that a killed or a second
-sweep loses nothing; the schema is always explicit, so that a column of nulls keeps its type.
+Written by temporary file, fsync and rename under a lock, so that a killed or a second sweep loses
+nothing.
 """
 
 from __future__ import annotations
 
-import io
+import itertools
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from filelock import FileLock
 
-from autotune import whole_file
+from autotune import board_file, results_folder
+from autotune.board_file import SCHEMA_VERSION, Board, read
 from autotune.errors import DamagedFileError, InputError
-from autotune.row import EVIDENCE, SCHEMA, STATUSES, Row, checked
+from autotune.row import EVIDENCE, IDENTITY, STATUSES, Row
 
-SCHEMA_VERSION = "1"
-_CONVENTION = b"flop_convention"
-_COMPACT: dict[str, Any] = {
-    "compression": "zstd",
-    "compression_level": 15,  # 10 % under the default's size; 19 takes four times as long for 0.5 %
-    "use_dictionary": False,  # zstd finds what repeats; a dictionary page a column only adds to it
-    "write_statistics": False,
-    "store_schema": False,  # a second schema, Arrow's; Parquet's own says all types of a row
-}
-"""A board has few rows and many columns, so as it comes a Parquet file of one is half footer:
-41 rows take 8.6 kB this way, and 21 kB by pyarrow's defaults."""
+__all__ = [
+    "Board", "boards", "check_writable", "merge", "named", "path_of", "ranked", "read",
+]  # fmt: skip
+
 _TIMERS = ("replay", "host_clock", "device_profile")
 
 
@@ -67,62 +58,13 @@ def ranked(rows: Iterable[Row]) -> list[Row]:
     ] + rest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
-    """The leaderboard of one problem, best first; `flop_convention` says what `flops` counts."""
-
-    path: Path
-    rows: tuple[Row, ...]
-    flop_convention: str | None = None
-
-    @property
-    def best(self) -> Row | None:
-        return next((r for r in self.rows if r.is_best), None)
-
-    @property
-    def default(self) -> Row | None:
-        return next((r for r in self.rows if r.is_default), None)
-
-    @property
-    def title(self) -> str:
-        first = self.rows[0]
-        return first.problem_name or f"{first.kernel} {first.problem_key}"
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Candidates by how they ended: statuses, `ranked`, and `not_evaluated` for the `ok` rows
-        whose evidence is weaker than that of the ranked ones (they were beyond the budget)."""
-        statuses = Counter(r.status for r in self.rows)
-        ranked_rows = sum(r.rank is not None for r in self.rows)
-        waiting = statuses["ok"] - ranked_rows
-        ended = {s: statuses[s] for s in STATUSES if statuses[s] and s != "ok"}
-        return {
-            "candidates": len(self.rows),
-            **ended,
-            **({"not_evaluated": waiting} if waiting else {}),
-            "ranked": ranked_rows,
-        }
-
-    @property
-    def gain(self) -> float | None:
-        """Default latency over best latency, both ranked (so of one kind of evidence)."""
-        best, default = self.best, self.default
-        if best is None or default is None or not default.rank:
-            return None
-        return (default.latency_ms or 0.0) / (best.latency_ms or 1.0)
-
-    @property
-    def strength(self) -> int:
-        """Index in `EVIDENCE` of the strongest evidence an `ok` row has; -1 for none."""
-        return max((EVIDENCE.index(r.evidence) for r in self.rows if r.status == "ok"), default=-1)
-
-
 def merge(
     path: Path,
     rows: Sequence[Row],
     *,
     flop_convention: str,
     replace_stored: bool = False,
+    best: str | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Board:
     """Writes `rows` into the board at `path` and returns the whole board, ranked.
@@ -131,23 +73,36 @@ def merge(
     where both have the config. Rows made with other versions, flags or sources are dropped, since a
     rank over both would compare unlike things; but a sweep that went no further than the model
     never costs a board its stronger evidence: then the file stays and only `rows` come back.
-    A damaged file is kept aside, and `warn` is told so.
+    A row that says what the stored one says leaves that as it is, and a board of such rows leaves
+    the file untouched. Columns of others stay beside the rows that stay.
+    A damaged file is kept aside, and `warn` is told so; one of another problem's rows too.
+
+    Args:
+      best: the config that must come out best, where one must.
 
     Raises:
-      InputError: the directory cannot be written.
+      InputError: the directory cannot be written, the file there cannot be opened, or a newer
+        release wrote it; or another config than `best` would be the best. Nothing is written then.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.stem}.lock")):
-            stored = None if replace_stored else _stored(path, warn)
-            new = Board(path=path, rows=tuple(ranked(rows)), flop_convention=flop_convention)
+            stored = None if replace_stored else _stored(path, rows[0], warn)
+            new = Board(
+                path=path, rows=tuple(ranked(rows)), flop_convention=flop_convention or None
+            )
             comparable = stored is None or stored.rows[0].made_with == rows[0].made_with
             untried = all(r.evidence == "model" and r.status in ("ok", "pruned") for r in rows)
             if stored and not comparable and untried and stored.strength > new.strength:
                 return new
-            merged = ranked(_merged(stored.rows if stored and comparable else (), rows))
-            board = replace(new, rows=tuple(merged))
-            _write(board)
+            board = new
+            if stored and comparable:
+                board = replace(new, rows=tuple(ranked(_merged(stored.rows, rows))))
+                board = replace(board, others=_others(stored, board.rows))
+            if best is not None and board.best is not None and board.best.config != best:
+                raise InputError(f"{path}: {board.best.config} would be the best, not {best}")
+            if stored != board:
+                board_file.write(board)
     except OSError as error:
         raise InputError(f"results directory {path.parent} cannot be written: {error}") from None
     return board
@@ -155,58 +110,35 @@ def merge(
 
 def check_writable(results: Path) -> None:
     """Raises InputError where `results` cannot be made or written, before any work is spent."""
-    there = next(p for p in (results, *results.absolute().parents) if p.exists())
+    there = next(p for p in (results, *results.absolute().parents) if os.path.lexists(p))
     if not there.is_dir() or not os.access(there, os.W_OK):
         what = "may not be written to" if there.is_dir() else "is not a directory"
         raise InputError(f"results directory {results} cannot be written: {there} {what}")
 
 
-def read(path: Path) -> Board:
-    """The leaderboard in one file. Raises DamagedFileError naming the file."""
-    try:
-        with pq.ParquetFile(path) as file:  # as a dataset, one so small takes thrice the time
-            table = file.read(use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise DamagedFileError(
-            f"{path}: not a readable leaderboard ({_first_line(error)})"
-        ) from None
-    missing = {"problem_key", "kernel", "device", "config", "status"} - set(table.column_names)
-    if missing:
-        raise DamagedFileError(f"{path}: not a leaderboard, lacks {', '.join(sorted(missing))}")
-    known = [f.name for f in fields(Row) if f.name in table.column_names]
-    convention = (table.schema.metadata or {}).get(_CONVENTION)
-    try:
-        cast = table.select(known).cast(pa.schema([SCHEMA.field(n) for n in known]))
-        return Board(
-            path=path,
-            rows=tuple(checked(Row(**record)) for record in cast.to_pylist()),
-            flop_convention=convention.decode() if convention else None,
-        )
-    except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-        raise DamagedFileError(f"{path}: not a leaderboard ({_first_line(error)})") from None
-
-
-def boards(results: Path) -> Iterator[Board | DamagedFileError]:
+def boards(results: Path) -> Iterator[Board | InputError]:
     """Every leaderboard under `results` (a directory or one file), in path order.
 
-    A damaged file is yielded as its error, so that one does not hide the others.
+    What cannot be read, a file or a folder, is yielded as its error, so that one does not hide the
+    others.
 
     Raises:
-      InputError: `results` does not exist.
+      InputError: `results` does not exist, or cannot be looked into itself.
     """
-    if not results.exists():
+    if not os.path.lexists(results):
         raise InputError(f"no results at {results}; `autotune sweep CONFIG` makes them")
-    paths = [results] if results.is_file() else sorted(results.glob("**/*.parquet"))
-    for path in paths:
-        if path.name.startswith((".", "_")):
-            continue
+    files = [results]
+    if not results.is_file():
+        found = results_folder.below(results)
+        if not found.folders:
+            raise found.unreadable[0]
+        yield from found.unreadable
+        files = found.files
+    for path in files:
         try:
-            board = read(path)
-        except DamagedFileError as error:
+            yield read(path)
+        except InputError as error:
             yield error
-            continue
-        if board.rows:
-            yield board
 
 
 def named(found: Iterable[Board], text: str) -> list[Board]:
@@ -244,32 +176,59 @@ def _merged(stored: Iterable[Row], new: Sequence[Row]) -> list[Row]:
     kept = {r.config: replace(r, problem_name=name) for r in stored}
     for row in new:
         old = kept.get(row.config)
-        if old is None or _strength(row) >= _strength(old):
+        if old is None or (_strength(row) >= _strength(old) and _said(row) != _said(old)):
             kept[row.config] = row
     return list(kept.values())
 
 
-def _stored(path: Path, warn: Callable[[str], None]) -> Board | None:
-    """The board already at `path`; None for none, an empty one, or a damaged one, now aside."""
+def _said(row: Row) -> Row:
+    """What a row says of its candidate, whenever and however fast it was found out."""
+    return replace(
+        row, created_at=None, compile_seconds=None, latency_ms=None, rank=None, is_best=False
+    )
+
+
+def _others(stored: Board, rows: Iterable[Row]) -> pa.Table | None:
+    """The columns of others, with nulls beside the rows that are new."""
+    if stored.others is None:
+        return None
+    said = {r.config: (place, _said(r)) for place, r in enumerate(stored.rows)}
+    places = []
+    for row in rows:
+        place, before = said.get(row.config, (None, None))
+        same = before and _said(replace(row, problem_name=before.problem_name)) == before
+        places.append(place if same else None)
+    return stored.others.take(pa.array(places, type=pa.int64()))
+
+
+def _stored(path: Path, new: Row, warn: Callable[[str], None]) -> Board | None:
+    """The board already at `path`; None for none, or for a damaged one, which is now aside, as is
+    one of another problem than that of `new`.
+
+    Raises InputError for one that cannot be opened, or that only a newer release may write.
+    """
+    if not path.exists():
+        return None
     try:
-        board = read(path) if path.exists() else None
+        board = read(path)
+        for name in IDENTITY:
+            there, here = getattr(board.rows[0], name), getattr(new, name)
+            if there != here:
+                raise DamagedFileError(f"{path}: holds rows of the {name} {there}, not {here}")
     except DamagedFileError as error:
-        aside = path.with_name(f".{path.name}.damaged")
+        aside = _free_name(path)
         path.replace(aside)
         warn(f"{error}; kept as {aside.name}, written anew")
         return None
-    return board if board is not None and board.rows else None
+    if board.schema_version > SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: a newer release of autotune wrote it (schema {board.schema_version}, here "
+            f"{SCHEMA_VERSION}); sweep with that one, or give other --results"
+        )
+    return board
 
 
-def _write(board: Board) -> None:
-    columns = {f.name: [getattr(r, f.name) for r in board.rows] for f in fields(Row)}
-    about = {b"autotune_schema": SCHEMA_VERSION, _CONVENTION: board.flop_convention or ""}
-    content = io.BytesIO()
-    with pq.ParquetWriter(content, SCHEMA, **_COMPACT) as writer:
-        writer.write_table(pa.table(columns, schema=SCHEMA))
-        writer.add_key_value_metadata(about)
-    whole_file.write(board.path, content.getvalue())
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _free_name(path: Path) -> Path:
+    """Where a damaged file can be kept, beside those that were set aside before it."""
+    names = (f".{path.name}.damaged{f'.{n}' if n else ''}" for n in itertools.count())
+    return next(p for p in map(path.with_name, names) if not os.path.lexists(p))

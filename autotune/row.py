@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, NoReturn
@@ -140,6 +142,37 @@ def checked(row: Row) -> Row:
     return row
 
 
+IDENTITY = ("problem_key", "kernel", "device")
+"""What all rows of a board share."""
+_KEY = re.compile(r".+-[0-9a-f]{12}")
+
+
+def contradiction(
+    stem: str, identities: Mapping[str, Collection[Any]], marks: Iterable[tuple[int | None, bool]]
+) -> str | None:
+    """What in a board contradicts the rest of it, in a few words; None where nothing does.
+
+    Args:
+      stem: of the file's name. A problem's key there is that of the rows; any other name is free.
+      identities: column of `IDENTITY` -> its distinct values.
+      marks: each row's (rank, is_best).
+    """
+    for name, values in identities.items():
+        if len(values) > 1:
+            return f"rows of more than one {name}: {', '.join(sorted(map(str, values)))}"
+    (key,) = identities["problem_key"]
+    if _KEY.fullmatch(stem) and stem != key:
+        return f"its rows are of the problem {key}"
+    ranked = [mark for mark in marks if mark[0] is not None or mark[1]]
+    best = sum(is_best for _, is_best in ranked)
+    first = sum(rank == 1 for rank, _ in ranked)
+    if ranked and (best, first) != (1, 1):
+        return f"{best} rows are the best, and {first} of rank 1"
+    if ranked and (1, True) not in ranked:
+        return "the best row is not that of rank 1"
+    return None
+
+
 @functools.lru_cache(maxsize=64)  # every row of a board has the same
 def _check_problem(text: str) -> None:
     problem = _object(text, "problem")
@@ -160,6 +193,11 @@ def _check_numbers(row: Row) -> None:
             raise ValueError(f"{name} is {value}")
     if not all(time is not None and 0 < time < math.inf for time in row.samples_ms or ()):
         raise ValueError("samples_ms has what is no time")
+    if row.mfu is not None and row.mfu > 1:
+        raise ValueError(f"mfu is {row.mfu}, more than the device's peak")
+    own = row.latency_ms_of(row.evidence)
+    if row.latency_ms is not None and own is not None and row.latency_ms != own:
+        raise ValueError(f"latency_ms is {row.latency_ms}, latency_{row.evidence}_ms {own}")
     if (row.is_best or row.rank is not None) and (row.status != "ok" or row.latency_ms is None):
         raise ValueError(f"a row of status {row.status} and latency {row.latency_ms} is ranked")
 

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "errors": 0, "page": 1,
     "candidate": 1, "constants": 1, "child": 1, "device": 1, "problem": 1, "progress": 1, "row": 1,
-    "strict_yaml": 1, "versions": 1, "whole_file": 1,
+    "results_folder": 1, "strict_yaml": 1, "versions": 1, "whole_file": 1,
     "config": 2, "config_schema": 2, "matrix": 2, "overrides": 2,
     "cost_model": 2, "latency": 2, "kernels": 2, "leaderboard": 2, "pallas_call": 2,
-    "call_record": 1, "evidence": 1, "traced": 2, "vmem_model": 2,
+    "board_file": 2, "call_record": 1, "evidence": 1, "traced": 2, "vmem_model": 2,
     "stored": 2,
     "compiler": 3, "measure": 3, "search.evaluate": 3, "search.prune": 3, "search.space": 3,
     "calibration": 4, "explain": 4, "export": 4, "gate": 4, "lookup": 4, "report": 4, "stale": 4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -162,7 +163,7 @@ def test_a_damaged_file_is_named_and_does_not_hide_the_others(tmp_path: Path) ->
 def test_a_parquet_file_that_is_no_leaderboard_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"x": [1]}), path)
-    with pytest.raises(DamagedFileError, match=r"other\.parquet: not a leaderboard, lacks config"):
+    with pytest.raises(DamagedFileError, match=r"other\.parquet: not a leaderboard \(lacks config"):
         leaderboard.read(path)
 
 
@@ -280,6 +281,10 @@ def test_equal_latencies_rank_the_config_that_leaves_more_to_the_kernel_first() 
         ("flops", -1, "flops is -1"),
         ("created_at", -(2**60), "date value out of range"),
         ("latency_ms", None, "latency None is ranked"),
+        ("latency_ms", 0.5, r"latency_ms is 0\.5, latency_compiled_ms 1\.0"),
+        ("mfu", 1.2, r"mfu is 1\.2, more than the device's peak"),
+        ("rank", 3, "contradicts itself: 1 rows are the best, and 0 of rank 1"),
+        ("is_best", False, "contradicts itself: 0 rows are the best, and 1 of rank 1"),
     ],
 )
 def test_content_that_no_sweep_writes_is_a_damaged_file(
@@ -289,7 +294,7 @@ def test_content_that_no_sweep_writes_is_a_damaged_file(
     merge(path, [row(evidence="compiled", latency_compiled_ms=1.0)])
     table = pq.read_table(path)
     place = table.column_names.index(column)
-    whole = isinstance(value, int)  # a time may be a number that pyarrow makes none of itself
+    whole = type(value) is int  # a time may be a number that pyarrow makes none of itself
     changed = pa.array([value], type=pa.int64() if whole else None)
     changed = changed.cast(table.schema.field(place).type)
     pq.write_table(table.set_column(place, table.schema.field(place), changed), path)
@@ -337,3 +342,228 @@ def test_a_problem_is_meant_by_its_whole_name_before_any_part_of_one(tmp_path: P
     assert keys("eve") == ["k1-a", "k2-b", "even-c"]
     assert keys("matmul") == ["k1-a", "k2-b", "even-c"], "a kernel's name stands for its problems"
     assert not keys("odd")
+
+
+def _two(path: Path) -> pa.Table:
+    rows = [row({"bm": n}, evidence="compiled", latency_compiled_ms=float(n)) for n in (1, 2)]
+    merge(path, rows)
+    return pq.read_table(path)
+
+
+def _with(table: pa.Table, column: str, values: list[object]) -> pa.Table:
+    place = table.column_names.index(column)
+    kind = table.schema.field(place)
+    return table.set_column(place, kind, pa.array(values, type=kind.type))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "told"),
+    [
+        ("is_best", [True, True], "2 rows are the best, and 1 of rank 1"),
+        ("is_best", [False, True], "the best row is not that of rank 1"),
+        ("rank", [1, 1], "1 rows are the best, and 2 of rank 1"),
+        ("kernel", ["matmul", "splash"], "rows of more than one kernel: matmul, splash"),
+        ("device", ["v6e", "v5e"], "rows of more than one device: v5e, v6e"),
+        ("problem_key", ["k1", "k2"], "rows of more than one problem_key: k1, k2"),
+    ],
+)
+def test_rows_that_contradict_one_another_are_a_damaged_file(
+    tmp_path: Path, column: str, values: list[object], told: str
+) -> None:
+    path = tmp_path / "b.parquet"
+    pq.write_table(_with(_two(path), column, values), path)
+    with pytest.raises(DamagedFileError, match=f"contradicts itself: {told}"):
+        leaderboard.read(path)
+
+
+def test_a_board_under_the_key_of_another_problem_is_damaged_and_never_ranked_in(
+    tmp_path: Path,
+) -> None:
+    mine, other = "k1-bfloat16-0123456789ab", "k2-bfloat16-ba9876543210"
+    path, elsewhere = (tmp_path / f"{key}.parquet" for key in (mine, other))
+    merge(elsewhere, [row({"bm": 9}, problem_key=other)])
+    path.write_bytes(elsewhere.read_bytes())
+    with pytest.raises(DamagedFileError, match=f"its rows are of the problem {other}"):
+        leaderboard.read(path)
+    with pytest.warns(UserWarning, match="written anew"):
+        board = merge(path, [row({"bm": 1}, problem_key=mine)])
+    assert [r.config for r in board.rows] == ['{"bm": 1}']
+    renamed = elsewhere.rename(tmp_path / "best.parquet")
+    assert leaderboard.read(renamed).rows, "a name that is no problem's key contradicts nothing"
+    with pytest.warns(UserWarning, match="holds rows of the device tpu7x, not v6e"):
+        board = merge(renamed, [row({"bm": 2}, problem_key=other, device="v6e")])
+    assert [r.config for r in board.rows] == ['{"bm": 2}']
+
+
+def test_a_board_without_rows_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    pq.write_table(_two(path).slice(0, 0), path)
+    (found,) = leaderboard.boards(tmp_path)
+    assert str(found) == f"{path}: not a leaderboard (holds no rows)"
+
+
+def test_a_sweep_that_says_the_same_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    rows = lambda second, one=1.0: [
+        row({"bm": n}, evidence="compiled", latency_compiled_ms=ms, compile_seconds=second + n,
+            created_at=datetime(2026, 1, 1, second=second, tzinfo=UTC))
+        for n, ms in ((1, one), (2, 2.0))
+    ]  # fmt: skip
+    merge(path, rows(1))
+    os.utime(path, ns=(0, 0))
+    content = path.read_bytes()
+    board = merge(path, rows(2))
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == (0, content)
+    assert board.rows == leaderboard.read(path).rows
+    board = merge(path, rows(3, one=4.0))
+    assert [(r.config, r.rank, r.compile_seconds) for r in board.rows] == [
+        ('{"bm": 2}', 1, 3.0),
+        ('{"bm": 1}', 2, 4.0),
+    ], "a row that says the same stays, though its rank is another"
+    assert board.rows == leaderboard.read(path).rows
+
+
+def test_folders_behind_links_are_read_once_each_and_loops_end(tmp_path: Path) -> None:
+    results, disk = tmp_path / "results", tmp_path / "disk"
+    merge(results / "v6e" / "b.parquet", [row()])
+    merge(disk / "_mine.KERNEL" / "c.parquet", [row()])
+    merge(results / ".checkpoints" / "d.parquet", [row()])
+    (results / "v5e").symlink_to(disk, target_is_directory=True)
+    (results / "again").symlink_to("v6e", target_is_directory=True)
+    (results / "v6e" / "loop").symlink_to(results, target_is_directory=True)
+    (disk / "loop").symlink_to(disk, target_is_directory=True)
+    paths = [f.path.relative_to(results) for f in leaderboard.boards(results)]
+    assert [str(p) for p in paths] == ["v5e/_mine.KERNEL/c.parquet", "v6e/b.parquet"]
+
+
+def test_what_cannot_be_opened_is_named_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge(tmp_path / "v6e" / "b.parquet", [row()])
+    merge(tmp_path / "locked" / "c.parquet", [row()])
+    (tmp_path / "v5e").symlink_to("no longer mounted")
+    (tmp_path / "v6e" / "a.parquet").symlink_to("gone.parquet")
+    scandir = os.scandir
+
+    def refused(folder: Path) -> object:
+        if Path(folder).name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    *errors, board = leaderboard.boards(tmp_path)
+    assert isinstance(board, leaderboard.Board)
+    assert {type(e) for e in errors} == {InputError}, "nothing is wrong with their content"
+    assert sorted(str(e).removeprefix(f"{tmp_path}/") for e in errors) == [
+        "locked: cannot be read (Permission denied)",
+        "v5e: cannot be read (No such file or directory)",
+        "v6e/a.parquet: cannot be read (No such file or directory)",
+    ]
+    with pytest.raises(InputError, match=r"locked: cannot be read \(Permission denied\)"):
+        next(leaderboard.boards(tmp_path / "locked"))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_a_board_that_cannot_be_opened_is_not_damaged_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "b.parquet"
+    merge(path, [row({"bm": 1})])
+    before = path.read_bytes()
+
+    def refused(_: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refused)
+        with pytest.raises(InputError, match=r"b\.parquet: cannot be read \(") as error:
+            merge(path, [row({"bm": 2})])
+    assert os.strerror(number) in str(error.value)
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".lock"] == ["b.parquet"]
+    assert path.read_bytes() == before
+
+
+def test_what_was_set_aside_first_is_kept_too(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    for content in (b"first", b"second"):
+        path.write_bytes(content)
+        with pytest.warns(UserWarning, match="written anew"):
+            merge(path, [row()])
+    assert (tmp_path / ".b.parquet.damaged").read_bytes() == b"first"
+    assert (tmp_path / ".b.parquet.damaged.1").read_bytes() == b"second"
+
+
+def test_names_of_columns_that_are_no_text_or_come_twice_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    table = _two(path)
+    path.write_bytes(path.read_bytes().replace(b"spill_loads", b"spill_\xff\xfeads"))
+    with pytest.raises(DamagedFileError, match=r"b\.parquet: not a .*leaderboard \("):
+        leaderboard.read(path)
+    twice = table.append_column(table.schema.field("mfu"), table.column("mfu"))
+    pq.write_table(twice, path)
+    with pytest.raises(DamagedFileError, match="has the column mfu more than once"):
+        leaderboard.read(path)
+
+
+def test_a_flipped_bit_in_a_value_never_reads_as_another_value(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    _two(path)
+    rows, content = leaderboard.read(path).rows, path.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    noticed = 0
+    for place in range(4, len(content) - footer, 13):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            assert leaderboard.read(path).rows == rows
+        except DamagedFileError:
+            noticed += 1
+    assert noticed > 100
+
+
+def test_columns_of_others_stay_beside_the_rows_that_stay(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    pq.write_table(_two(path).append_column("note", pa.array(["of 1", "of 2"])), path)
+    at = lambda n, ms: row({"bm": n}, evidence="compiled", latency_compiled_ms=ms)
+    merge(path, [at(1, 1.0), at(2, 0.5), at(3, 3.0)])
+    table = pq.read_table(path, columns=["config", "note"])
+    assert table.to_pylist() == [
+        {"config": '{"bm": 2}', "note": None},
+        {"config": '{"bm": 1}', "note": "of 1"},
+        {"config": '{"bm": 3}', "note": None},
+    ]
+
+
+def test_a_board_of_a_newer_release_is_read_and_never_written(tmp_path: Path) -> None:
+    path = tmp_path / "b.parquet"
+    table = _two(path).append_column("joules", pa.array([1.0, 2.0]))
+    newer = table.replace_schema_metadata({"autotune_schema": "2"})
+    pq.write_table(newer, path)
+    assert len(leaderboard.read(path).rows) == 2
+    with pytest.raises(
+        InputError, match=r"a newer release of autotune wrote it \(schema 2, here 1"
+    ):
+        merge(path, [row({"bm": 3})])
+    assert pq.read_table(path).equals(newer)
+    pq.write_table(_with(newer, "evidence", ["simulated", "simulated"]), path)
+    with pytest.raises(InputError, match=r"'simulated' is not one of .*; a newer one wrote it"):
+        merge(path, [row({"bm": 3})])
+
+
+def test_nothing_is_written_where_another_config_than_the_asked_would_be_the_best(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "b.parquet"
+    _two(path)
+    before = path.read_bytes()
+    slower = row({"bm": 2}, evidence="compiled", latency_compiled_ms=1.5)
+    with pytest.raises(InputError, match=r'\{"bm": 1\} would be the best, not \{"bm": 2\}'):
+        leaderboard.merge(path, [slower], flop_convention="2·m·k·n", best=slower.config)
+    assert path.read_bytes() == before
+
+
+def test_results_behind_a_link_to_nothing_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "results").symlink_to("unmounted")
+    with pytest.raises(InputError, match="results is not a directory"):
+        leaderboard.check_writable(tmp_path / "results")

@@ -1,0 +1,172 @@
+"""One leaderboard as a Parquet file. No jax import.
+
+The schema is always explicit, so that a column of nulls keeps its type.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from autotune import results_folder, whole_file
+from autotune.errors import DamagedFileError, InputError
+from autotune.row import EVIDENCE, IDENTITY, SCHEMA, STATUSES, Row, checked, contradiction
+
+SCHEMA_VERSION = 1
+_VERSION, _CONVENTION = b"autotune_schema", b"flop_convention"
+_COMPACT: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 15,  # 10 % under the default's size; 19 takes four times as long for 0.5 %
+    "use_dictionary": False,  # zstd finds what repeats; a dictionary page a column only adds to it
+    "write_statistics": False,
+    "store_schema": False,  # a second schema, Arrow's; Parquet's own says all types of a row
+    "write_page_checksum": True,  # zstd notices few flipped bits, and what is plain none
+}
+"""A board has few rows and many columns, so as it comes a Parquet file of one is half footer:
+41 rows take 8.6 kB this way, and 21 kB by pyarrow's defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Board:
+    """The leaderboard of one problem, best first; it has at least one row.
+
+    Attributes:
+      flop_convention: what `flops` counts.
+      others: columns that are none of a row's, as they were found in the file; in its order.
+    """
+
+    path: Path
+    rows: tuple[Row, ...]
+    flop_convention: str | None = None
+    others: pa.Table | None = field(default=None, repr=False, compare=False)
+    schema_version: int = field(default=SCHEMA_VERSION, compare=False)
+
+    @property
+    def best(self) -> Row | None:
+        return next((r for r in self.rows if r.is_best), None)
+
+    @property
+    def default(self) -> Row | None:
+        return next((r for r in self.rows if r.is_default), None)
+
+    @property
+    def title(self) -> str:
+        first = self.rows[0]
+        return first.problem_name or f"{first.kernel} {first.problem_key}"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Candidates by how they ended: statuses, `ranked`, and `not_evaluated` for the `ok` rows
+        whose evidence is weaker than that of the ranked ones (they were beyond the budget)."""
+        statuses = Counter(r.status for r in self.rows)
+        ranked_rows = sum(r.rank is not None for r in self.rows)
+        waiting = statuses["ok"] - ranked_rows
+        ended = {s: statuses[s] for s in STATUSES if statuses[s] and s != "ok"}
+        return {
+            "candidates": len(self.rows),
+            **ended,
+            **({"not_evaluated": waiting} if waiting else {}),
+            "ranked": ranked_rows,
+        }
+
+    @property
+    def gain(self) -> float | None:
+        """Default latency over best latency, both ranked (so of one kind of evidence)."""
+        best, default = self.best, self.default
+        if best is None or default is None or not default.rank:
+            return None
+        return (default.latency_ms or 0.0) / (best.latency_ms or 1.0)
+
+    @property
+    def strength(self) -> int:
+        """Index in `EVIDENCE` of the strongest evidence an `ok` row has; -1 for none."""
+        return max((EVIDENCE.index(r.evidence) for r in self.rows if r.status == "ok"), default=-1)
+
+
+def read(path: Path) -> Board:
+    """The leaderboard in one file.
+
+    Raises:
+      DamagedFileError: what is in the file is no leaderboard, or one that contradicts itself.
+      InputError: the file cannot be opened, or is of a schema that only a newer release reads.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise results_folder.unreadable(path, error) from None
+    try:
+        table = _table(content)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DamagedFileError(
+            f"{path}: not a readable leaderboard ({_first_line(error)})"
+        ) from None
+    try:
+        return _board(path, table)
+    except (ValueError, TypeError, OverflowError, KeyError, pa.ArrowException) as error:
+        fault = f"{path}: not a leaderboard ({_first_line(error)})"
+        if _schema_version(table) > SCHEMA_VERSION:
+            raise InputError(f"{fault}, to this release; a newer one wrote it") from None
+        raise DamagedFileError(fault) from None
+
+
+def _table(content: bytes) -> pa.Table:
+    """Raises OSError, ValueError and pa.ArrowException for what is no Parquet file."""
+    source = pa.BufferReader(content)
+    # As a dataset, one so small takes thrice the time.
+    with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        return file.read(use_threads=False)
+
+
+def _board(path: Path, table: pa.Table) -> Board:
+    """Raises ValueError, KeyError and their like for what is no leaderboard's."""
+    names = table.column_names
+    if missing := {"problem_key", "kernel", "device", "config", "status"} - set(names):
+        raise ValueError(f"lacks {', '.join(sorted(missing))}")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"has the column {twice[0]} more than once")
+    if not table.num_rows:
+        raise ValueError("holds no rows")
+    known = [name for name in SCHEMA.names if name in names]
+    own = table.select(known).cast(pa.schema([SCHEMA.field(name) for name in known]))
+    rows = tuple(checked(Row(**record)) for record in own.to_pylist())
+    identities = {name: {getattr(row, name) for row in rows} for name in IDENTITY}
+    if fault := contradiction(path.stem, identities, ((r.rank, r.is_best) for r in rows)):
+        raise ValueError(f"contradicts itself: {fault}")
+    convention = (table.schema.metadata or {}).get(_CONVENTION)
+    return Board(
+        path=path,
+        rows=rows,
+        flop_convention=convention.decode() if convention else None,
+        others=table.select(more) if (more := [n for n in names if n not in known]) else None,
+        schema_version=_schema_version(table),
+    )
+
+
+def _schema_version(table: pa.Table) -> int:
+    told = (table.schema.metadata or {}).get(_VERSION, b"")
+    return int(told) if told.isdigit() else 0
+
+
+def write(board: Board) -> None:
+    """Replaces the file at `board.path`. Raises OSError."""
+    table = pa.table({n: [getattr(r, n) for r in board.rows] for n in SCHEMA.names}, schema=SCHEMA)
+    if board.others is not None:
+        for named, column in zip(board.others.schema, board.others.columns, strict=True):
+            table = table.append_column(named, column)
+    content = io.BytesIO()
+    with pq.ParquetWriter(content, table.schema, **_COMPACT) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(
+            {_VERSION: str(SCHEMA_VERSION), _CONVENTION: board.flop_convention or ""}
+        )
+    whole_file.write(board.path, content.getvalue())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -228,6 +228,26 @@ def test_a_browser_draws_every_plot_and_fits_it_to_its_column(board: Board, tmp_
 
 
 @browser
+def test_the_winner_s_blocks_are_in_sight_of_a_desktop_and_before_the_counts(
+    board: Board, tmp_path: Path
+) -> None:
+    config = " ".join(f'"block_{n}_major": 1024,' for n in ("q", "kv", "qm")) + ' "b": 1'
+    rows = [
+        replace(r, problem_name="attention head_dim_qk=192 kv_heads=128 kv_len=4096",
+                config=f"{{{config[:-1]}{n}}}") for n, r in enumerate(board.rows)
+    ]  # fmt: skip
+    many_blocks = replace(board, rows=tuple(ranked(rows)))
+    script = """
+      document.body.style.width = '1280px';
+      var heads = Array.from(document.querySelectorAll('table')[0].querySelectorAll('th'));
+      return heads.map(h => [h.textContent, h.getBoundingClientRect().right]);"""
+    dom = shown_by_browser(written([many_blocks]) + after(0.5, script), tmp_path)
+    right = dict(told(dom))  # type: ignore[call-overload]
+    assert right["winner"] <= 1280
+    assert list(right).index("winner") < list(right).index("ranked")
+
+
+@browser
 def test_a_click_on_a_column_sorts_by_its_numbers(tmp_path: Path) -> None:
     rows = [["a", Cell(text="10 ms", order=10.0)], ["b", Cell(text="–")],
             ["c", Cell(text="9 ms", order=9.0)]]  # fmt: skip
@@ -249,6 +269,7 @@ def test_many_problems_are_filtered_limited_and_drawn_when_opened(
       var form = document.getElementById('filter'), before = shown('tr[data-at]');
       function shown(what) {
         return Array.from(document.querySelectorAll(what)).filter(e => e.offsetHeight).length; }
+      function ranked() { return shown('#p0 > div > .wide tbody tr'); }
       function plots() { return document.querySelectorAll('.plotly-graph-div').length; }
       var none = plots();
       form.elements.device.value = 'v5p';
@@ -257,10 +278,10 @@ def test_many_problems_are_filtered_limited_and_drawn_when_opened(
       var one = shown('tr[data-at]'), cards = shown('details.card');
       document.querySelector('tr[data-at=p0] a').click();
       for (var n = 0; n < 30 && plots() < 4; n++) await wait(50);
-      var rows = shown('#p0 .roomy tbody tr'), more = document.querySelector('#p0 button.more');
+      var rows = ranked(), more = document.querySelector('#p0 button.more');
       var word = more.textContent;
       more.click();
-      return [before, none, one, cards, plots(), rows, word, shown('#p0 .roomy tbody tr'),
+      return [before, none, one, cards, plots(), rows, word, ranked(),
               form.querySelector('output').textContent];"""
     dom = shown_by_browser(written(many(board)) + after(0.5, script), tmp_path)
     rows = [20, "Show all 30", 30]

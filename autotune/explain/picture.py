@@ -111,7 +111,7 @@ def _scopes(e: Explanation) -> str:
         "scope", "runs", "cycles each", "share of cycles", "of the MXU limit", "spill loads",
         "spill stores", "units",
     )  # fmt: skip
-    return page.table(header, rows, label="Scopes", kind="roomy") + "".join(
+    return page.table(header, rows, label="Scopes") + "".join(
         page.paragraph(s) for s in e.scopes_split
     )
 

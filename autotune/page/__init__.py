@@ -23,17 +23,18 @@ CARDS = 50
 """Closed sections in sight at a time. Rows and sections that are not are hidden as they are
 written: laying them out takes nine tenths of the time in which a page of a thousand opens."""
 WORDY = 30
-"""Letters from which on a table's first column has room for more of them on a line."""
+"""Letters from which on a cell has room for more of them on a line, and breaks into several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A table cell: what is shown, what it is sorted by (the text itself where None), and the
-    `anchor` of the section it leads to."""
+    """A table cell: what is shown, what it is sorted by (the text itself where None), the `anchor`
+    of the section it leads to, and a `note` in small under it."""
 
     text: str
     order: float | None = None
     anchor: str | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,11 @@ def paragraph(value: str) -> str:
     return f"<p>{text(value)}</p>"
 
 
+def folded(summary: str, body: str) -> str:
+    """HTML that is shown once its one line is clicked; nothing where there is no `body`."""
+    return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
+
+
 def table(
     header: Sequence[str],
     rows: Sequence[Sequence[Cell | str]],
@@ -81,14 +87,14 @@ def table(
     bold: int = -1,
     limit: int = 0,
     anchors: Sequence[str] = (),
-    kind: Literal["", "roomy", "pinned"] = "",
+    kind: Literal["", "pinned"] = "",
 ) -> str:
     """A table that sorts by the column whose head is clicked.
 
     `label` is its name for who does not see the page. `bold` is the row to stand out; beyond
     `limit` rows a button shows the rest. `anchors` are the sections that each row stands for, a
-    word each: a row is shown while one of them passes the page's filter. `roomy` gives the last
-    column, of long texts, a width at which they take few lines; `pinned` keeps the first in sight.
+    word each: a row is shown while one of them passes the page's filter. `pinned` keeps the first
+    column in sight.
     """
     numeric = [
         any(isinstance(row[i], Cell) and row[i].order is not None for row in rows)  # type: ignore[union-attr]
@@ -106,23 +112,22 @@ def table(
         cells = "".join(map(_cell, row, numeric))
         body.append(f"<tr{look}{at}>{cells}</tr>")
     more = f' data-limit="{limit}"' if limit else ""
-    wordy = any(len(c.text if isinstance(c, Cell) else c) > WORDY for c, *_ in rows)
-    classes = f"sortable {kind}{' wordy' * wordy}"
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{text(label)}">'
-        f'<table class="{classes}"{more}><thead><tr>{heads}</tr></thead>'
+        f'<table class="sortable {kind}"{more}><thead><tr>{heads}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
 def _cell(cell: Cell | str, is_number: bool) -> str:
     """`is_number` is the column's: a dash among numbers stands where they do."""
-    kind = " class=number" if is_number else ""
-    if isinstance(cell, str):
-        return f"<td{kind}>{text(cell)}</td>"
+    cell = Cell(text=cell) if isinstance(cell, str) else cell
+    kind = " class=number" if is_number else " class=words" if len(cell.text) > WORDY else ""
     shown = text(cell.text)
     if cell.anchor:
         shown = f'<a href="#{text(cell.anchor)}">{shown}</a>'
+    if cell.note:
+        shown += f" <small>{text(cell.note)}</small>"
     order = "" if cell.order is None else f' data-order="{cell.order!r}"'
     return f"<td{kind}{order}>{shown}</td>"
 

@@ -18,17 +18,22 @@ p { margin: .3rem 0; overflow-wrap: anywhere; } .soft { color: var(--soft); }
 a { color: var(--link); }
 :focus-visible { outline: 2px solid var(--link); outline-offset: 1px; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
+/* Separate: a collapsed border stays behind where a pinned cell moves on. */
+table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums;
+  font-size: 14px; }
 th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; }
 th.number, td.number { text-align: right; } td.number { white-space: nowrap; }
-table.roomy td:last-child { min-width: min(26rem, 75vw); }
+td small { display: block; color: var(--soft); font-size: 12px; }
 table.pinned td { white-space: nowrap; }
+table.sortable td.words { white-space: normal; min-width: min(19rem, 60vw); }
 table.pinned td:first-child, table.pinned th:first-child { position: sticky; left: 0;
-  background: var(--bg); min-width: min(11rem, 36vw); white-space: normal;
-  overflow-wrap: break-word; }
-table.pinned.wordy td:first-child { min-width: min(27rem, 45vw); }
+  background: var(--bg); min-width: min(11rem, 38vw); white-space: normal;
+  overflow-wrap: anywhere; }
+table.pinned td.words:first-child { min-width: min(19rem, 38vw); }
+th { vertical-align: bottom; }
 th button { all: unset; cursor: pointer; font-weight: 600; white-space: nowrap; }
+table.pinned th button { white-space: normal; }
 th button:focus-visible { outline: 2px solid var(--link); }
 th[aria-sort=ascending] button::after { content: " ▲"; font-size: .7em; }
 th[aria-sort=descending] button::after { content: " ▼"; font-size: .7em; }

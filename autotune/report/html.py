@@ -23,13 +23,12 @@ LIMIT = 20
 """Rows of a table that are shown without being asked for; a button shows the others."""
 Rows = list[list[Cell | str]]
 
-FIGURES = (
-    "latency", "evidence", "vs default", "MFU", "TFLOP/s", "VMEM MiB", "of limit", "spills",
-)  # fmt: skip
+FIGURES = ("latency", "vs default", "blocks", "MFU", "TFLOP/s", "VMEM MiB", "of limit", "spills")
 OVERVIEW = (
-    "problem", "kernel", "device", *FIGURES, "ranked", "pruned", "rejected", "failed", "winner",
+    "problem", "latency", "vs default", "winner", "MFU", "TFLOP/s", "VMEM MiB", "of limit",
+    "spills", "ranked", "pruned", "rejected", "failed",
 )  # fmt: skip
-"""The blocks come last: many of them must not push the figures out of sight."""
+"""Who won comes before how the others ended: on a small screen what is last is out of sight."""
 
 
 def write(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
@@ -46,6 +45,7 @@ def write(boards: Sequence[Board], *, top: int | None, file: IO[str]) -> None:
         menus = {
             "kernel": sorted({row.kernel for row in firsts}),
             "device": sorted({row.device for row in firsts}),
+            "evidence": sorted({_evidence(board) for board in boards}),
         }
         lead += page.filters(menus)
     page.write("autotune leaderboards", lead, _sections(boards, top), file)
@@ -57,7 +57,10 @@ def _sections(boards: Sequence[Board], top: int | None) -> Iterator[Section]:
         OVERVIEW, _overview(boards, anchors), label="Winners", limit=2 * LIMIT,
         anchors=anchors, kind="pinned",
     )  # fmt: skip
-    yield Section(title="Winners", body=overview)
+    counted = "".join(page.paragraph(line) for line in summary.conventions(boards))
+    yield Section(
+        title="Winners", body=overview + page.folded("What MFU and TFLOP/s count", counted)
+    )
     if pairs := backward_pairs(boards):
         yield Section(title="Backward passes, dq + dkv", body=_pairs(pairs, boards))
     for board, anchor in zip(boards, anchors, strict=True):
@@ -66,30 +69,31 @@ def _sections(boards: Sequence[Board], top: int | None) -> Iterator[Section]:
             title=name, body=_problem(board, top), anchor=anchor,
             fold="open" if len(boards) <= FEW else "closed",
             tags={"find": f"{name} {first.problem_key}".lower(),
-                  "kernel": first.kernel, "device": first.device},
+                  "kernel": first.kernel, "device": first.device, "evidence": _evidence(board)},
         )  # fmt: skip
+
+
+def _evidence(board: Board) -> str:
+    return board.best.evidence if board.best else "none"
 
 
 def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
     rows: Rows = []
     for board, name, anchor in zip(boards, summary.names(boards), anchors, strict=True):
-        best, counts = board.best, Counter(r.status for r in board.rows)
-        first = board.rows[0]
+        first, best, counts = board.rows[0], board.best, Counter(r.status for r in board.rows)
         ended = [
             _count(board.counts["ranked"]),
             _count(counts["pruned"]),
             _count(counts["oom"] + counts["unsupported"]),
             _count(sum(counts[s] for s in ("failed", "timeout", "crashed", "wrong"))),
         ]
-        head: list[Cell | str] = [
-            Cell(text=name, anchor=anchor),
-            first.kernel,
-            first.device,
-        ]
+        head = Cell(text=name, anchor=anchor, note=f"{first.kernel} on {first.device}")
         if best is None:
-            rows.append([*head, *["–"] * len(FIGURES), *ended, "none survived"])
+            rows.append([head, "–", "–", "none survived", *["–"] * 5, *ended])
         else:
-            rows.append([*head, *_figures(best, board), *ended, table.blocks(best.config)])
+            by = f"{table.band(best)} {best.evidence}".lstrip()
+            latency = Cell(text=milliseconds(best.latency_ms or 0), order=best.latency_ms, note=by)
+            rows.append([head, latency, *_figures(best, board)[1:], *ended])
     return rows
 
 
@@ -114,7 +118,8 @@ def _pairs(pairs: Sequence[BackwardPair], boards: Sequence[Board]) -> str:
     return page.table(header, rows, label="Backward passes", limit=LIMIT, anchors=at, kind="pinned")
 
 
-def _figures(row: Row, board: Board) -> list[Cell | str]:
+def _figures(row: Row, board: Board) -> list[Cell]:
+    """In the order of `FIGURES`."""
     gain = table.gain(row, board.default)
     used = row.vmem_compiled_bytes or row.vmem_model_bytes
     limit = row.vmem_limit_bytes
@@ -122,8 +127,8 @@ def _figures(row: Row, board: Board) -> list[Cell | str]:
     return [
         Cell(text="–") if row.latency_ms is None
         else Cell(text=table.banded(row), order=row.latency_ms),
-        row.evidence,
         _amount(gain, ".2f", "×"),
+        Cell(text=table.blocks(row.config)),
         _amount(row.mfu, ".1%"),
         _amount(row.effective_tflops, ".1f"),
         _amount(None if used is None else used / MIB, ".1f"),
@@ -140,18 +145,18 @@ def _problem(board: Board, top: int | None) -> str:
         for r in board.rows
         if r.rank is not None and (top is None or r.rank <= top or r.is_default)
     ]
-    header = ("rank", *FIGURES, "blocks")
+    evidence = f", {ranked[0].evidence}" if ranked else ""
+    header = ("rank", f"{FIGURES[0]}{evidence}", *FIGURES[1:])
     body: Rows = [
         [
             Cell(text=f"{r.rank}{' (default)' if r.is_default else ''}", order=float(r.rank or 0)),
             *_figures(r, board),
-            table.blocks(r.config),
         ]
         for r in ranked
     ]
     best = next((i for i, r in enumerate(ranked) if r.is_best), -1)
     name = f"Ranked candidates of {table.title(board)}"
-    rows = page.table(header, body, label=name, bold=best, limit=LIMIT, kind="roomy")
+    rows = page.table(header, body, label=name, bold=best, limit=LIMIT)
     return f'{lines}<div class="plots">{drawn}</div>{rows if body else ""}{_refused(board)}'
 
 
@@ -182,7 +187,7 @@ def _refused(board: Board) -> str:
     summary = f"{number} candidate{'s' * (number > 1)} did not survive"
     header = ("status", "reason", "candidates")
     reasons = page.table(header, rows, label=summary, limit=LIMIT)
-    return f"<details><summary>{page.text(summary)}</summary>{reasons}</details>"
+    return page.folded(summary, reasons)
 
 
 def _count(number: int) -> Cell:

@@ -33,7 +33,7 @@ def write_terminal(boards: Sequence[Board], *, many: bool, file: IO[str]) -> Non
     lines = _groups(boards, console.width, reasoned=many)
     if many:
         lines += [*_pairs(boards), *_totals(boards), (False, "")]
-        lines += [(False, x) for said in _conventions(boards) for x in _folded(said, console.width)]
+        lines += [(False, x) for said in conventions(boards) for x in _folded(said, console.width)]
     for is_heading, line in lines:
         console.print(line, style="bold" if is_heading else None, soft_wrap=True)
     if many:
@@ -58,7 +58,7 @@ def write_markdown(boards: Sequence[Board], *, file: IO[str]) -> None:
         for about, some in _alike(boards).items()
         if (said := [*reasons.common(some), *_defaults([(b, b.title) for b in some])])
     ]
-    for note in (*ended, *_conventions(boards), *_notes(boards)):
+    for note in (*ended, *conventions(boards), *_notes(boards)):
         print(f"{table.escaped(note)}  ", file=file)
 
 
@@ -243,7 +243,7 @@ def _alike(boards: Sequence[Board]) -> dict[str, list[Board]]:
     return groups
 
 
-def _conventions(boards: Sequence[Board]) -> list[str]:
+def conventions(boards: Sequence[Board]) -> list[str]:
     """What the FLOPs behind MFU and TFLOP/s are, a line a kernel."""
     counted = {(b.rows[0].kernel, b.flop_convention): None for b in boards if b.flop_convention}
     return [f"FLOPs of {kernel}: {convention}" for kernel, convention in counted]

@@ -41,15 +41,18 @@ def cells(row: Row, default: Row | None, best: Row | None = None) -> tuple[str, 
 
 
 def banded(row: Row) -> str:
-    """A ranked row's latency with its band as a share of it, the wider side where they differ.
-
-    `0.2034 ms ±12%`; below 1 % with a digit more, and without a band where none is known.
-    """
+    """A ranked row's latency with its band, where one is known: `0.2034 ms ±12%`."""
     assert row.latency_ms is not None
-    if row.latency_low_ms is None or row.latency_high_ms is None:
-        return milliseconds(row.latency_ms)
-    band = max(row.latency_high_ms / row.latency_ms - 1, 1 - row.latency_low_ms / row.latency_ms)
-    return f"{milliseconds(row.latency_ms)} ±{band:{'.0%' if band >= 0.01 else '.1%'}}"
+    return f"{milliseconds(row.latency_ms)} {band(row)}".rstrip()
+
+
+def band(row: Row) -> str:
+    """`±12%`: the band of a row's latency as a share of it, the wider side where they differ, below
+    1 % with a digit more; empty where none is known."""
+    if row.latency_ms is None or row.latency_low_ms is None or row.latency_high_ms is None:
+        return ""
+    wider = max(row.latency_high_ms / row.latency_ms - 1, 1 - row.latency_low_ms / row.latency_ms)
+    return f"±{wider:{'.0%' if wider >= 0.01 else '.1%'}}"
 
 
 def blocks(config: str) -> str:

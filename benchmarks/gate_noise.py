@@ -41,12 +41,14 @@ class Case:
 
     Attributes:
       best, default: factor on today's times.
+      slow: share of today's runs of the best that take three times as long.
       at_most, at_least: outcome -> share of runs.
     """
 
     name: str
     best: float = 1.0
     default: float = 1.0
+    slow: float = 0.0
     noise: str = "recorded"
     shared: float = SHARED_DRIFT
     own: float = OWN_DRIFT
@@ -62,6 +64,8 @@ CASES = (
     Case(name="best and default 5 % slower", best=1.05, default=1.05),
     Case(name="best and default 20 % slower", best=1.2, default=1.2, at_least=(REGRESSION, 0.95)),
     Case(name="best 20 % faster", best=0.8, at_most=(REGRESSION, 0.01)),
+    Case(name="best 40 % faster, default 55 %", best=0.6, default=0.45, at_most=(REGRESSION, 0.01)),
+    Case(name="best 3x slower in 1 run of 10", slow=0.1, at_most=(PASS, 0.01)),
     Case(name="10 % noise, nothing changed", noise="10 %", at_most=(REGRESSION, 0.01)),
     Case(name="10 % noise, best 30 % slower", best=1.3, noise="10 %",
          at_least=(REGRESSION, 0.95)),
@@ -89,6 +93,7 @@ def run(
     random: np.random.Generator,
     samples: int,
     factors: tuple[float, float],
+    slow: float = 0.0,
 ) -> Samples:
     """Times of the best (1 ms) and the default (3 ms) in one run."""
     shared = random.normal(0.0, case.shared)
@@ -96,6 +101,7 @@ def run(
         base * factor * np.exp(shared + random.normal(0.0, case.own)) * noise(random, samples)
         for base, factor in zip((1.0, 3.0), factors, strict=True)
     ]
+    times[0][: round(slow * samples)] *= 3
     return Samples(best_ms=times[0].tolist(), default_ms=times[1].tolist())
 
 
@@ -105,7 +111,7 @@ def simulate(case: Case, noise: Noise, *, runs: int, samples: int, seed: int) ->
     outcomes: Counter[str] = Counter()
     for _ in range(runs):
         baseline = run(case, noise, random, samples, (1.0, 1.0))
-        today = run(case, noise, random, samples, (case.best, case.default))
+        today = run(case, noise, random, samples, (case.best, case.default), slow=case.slow)
         outcomes[compare(baseline, today, tolerance=TOLERANCE).outcome] += 1
     return {o: outcomes[o] / runs for o in (PASS, REGRESSION, INCONCLUSIVE)}
 

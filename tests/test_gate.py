@@ -75,7 +75,7 @@ def compared(before: Row, today: Row) -> Finding:
         (stored(status="unsupported", reason="no"), "regression", "unsupported: no"),
         (stored(status="timeout", reason="60 s"), "inconclusive", "timeout: 60 s"),
         (stored(status="crashed", reason="gone"), "inconclusive", "crashed: gone"),
-        (stored(0.7), "pass", "refresh baseline"),
+        (stored(0.7), "pass", "-30.0%"),
         (stored(1.2, method_fingerprint="m2"), "inconclusive", "models or the compiler flags"),
         (stored(1.0, method_fingerprint="m2"), "pass", "+0.0%"),
         (stored(scopes=scopes(9), method_fingerprint="m2"), "regression", "new spills"),
@@ -375,7 +375,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checked(status: str) -> Any:
     reason = None if status == "ok" else "is off by 0.5"
-    found = Checked(status=status, reason=reason, how="256 of each axis, interpreted")
+    found = Checked(status=status, reason=reason, tolerance=0.03, how="256 of each, interpreted")
 
     class Fake:
         def check(self, problem: Problem, config: Any) -> Checked:
@@ -475,7 +475,7 @@ def test_boards_of_a_broken_and_of_a_lost_kernel_spoil_no_other(tmp_path: Path) 
 @pytest.mark.compiler
 def test_a_wrong_output_is_a_regression_however_fast(swept: Path) -> None:
     found = compile_verdict(swept, checker=checked("ok"))
-    assert (found.outcome, found.checked) == ("pass", "256 of each axis, interpreted")
+    assert (found.outcome, found.checked) == ("pass", "256 of each, interpreted")
     found = compile_verdict(swept, checker=checked("wrong"), update=True)
     assert (found.outcome, found.updated) == ("regression", False), "no baseline may be wrong"
     assert found.reason.startswith("wrong output: is off by 0.5; ")
@@ -483,10 +483,7 @@ def test_a_wrong_output_is_a_regression_however_fast(swept: Path) -> None:
     found = compile_verdict(swept, checker=checked("crashed"))
     assert found.outcome == "inconclusive"
     assert "output not checked: crashed" in (found.checked or "")
-    found = compile_verdict(swept, checker=checked("failed"))
-    assert found.outcome == "pass", "not every kernel can be interpreted"
-    assert "output not checked: failed" in (found.checked or "")
-    assert ended == ["ok", "wrong", "crashed", "failed"], "what was started has ended"
+    assert ended == ["ok", "wrong", "crashed"], "what was started has ended"
 
 
 @pytest.mark.compiler
@@ -590,10 +587,11 @@ def test_weaker_evidence_does_not_replace_what_the_board_ranks_by(tmp_path: Path
     measured_board(tmp_path, latency_model_ms=1.0)
     before = leaderboard.read(next(tmp_path.rglob("*.parquet")))
     (found,) = gate.check(
-        tmp_path, gate.Request(against="model", update=True, tolerance=9.0), jobs=1,
+        tmp_path,
+        gate.Request(against="model", update=True, tolerance=9.0, checker=checked("ok")), jobs=1,
         progress=Quiet(),
     )  # fmt: skip
-    assert not found.updated
+    assert (found.outcome, found.updated) == ("inconclusive", False)
     assert "not updated: the board ranks by measured evidence" in found.reason
     assert leaderboard.read(before.path) == before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import io
 import os
 import sys
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -52,6 +53,8 @@ class _OneLineErrors(TyperGroup):
         **more: Any,
     ) -> Any:
         words = list(sys.argv[1:] if args is None else args)
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a charset without arrows is no failure
+            sys.stdout.reconfigure(errors="replace")
         try:
             status = super().main(words, prog_name, standalone_mode=False, **more)
             sys.stdout.flush()  # what is buffered: its errors are this command's too

@@ -5,13 +5,16 @@ from __future__ import annotations
 import enum
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autotune.cli.app import Jobs, Timeout, Until, app, positive, progress_bars
-from autotune.errors import InputError
+from autotune.errors import AutotuneError, InputError
+
+INCONCLUSIVE = 3
 
 
 class GateFormat(enum.StrEnum):
@@ -62,19 +65,26 @@ def gate(
     positive("--timeout", timeout)
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"--tolerance {tolerance:g} is not allowed; a share such as 0.02")
-    from autotune import gate as gates
+    try:
+        from autotune import gate as gates
 
-    request = gates.Request(
-        against=against.value,
-        tolerance=tolerance,
-        update=update,
-        measurer=gates.opener(replay),
-    )
-    with progress_bars() as progress:
-        verdicts = gates.check(baseline, request, jobs=jobs, timeout_s=timeout, progress=progress)
-    as_json = format is GateFormat.json
-    writer = gates.write_json if as_json else gates.write_table
-    writer(verdicts, sys.stdout)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        gates.annotate(verdicts, sys.stderr if as_json else sys.stdout)
-    raise typer.Exit(gates.exit_status(verdicts))
+        request = gates.Request(
+            against=against.value,
+            tolerance=tolerance,
+            update=update,
+            measurer=gates.opener(replay),
+        )
+        with progress_bars() as bars:
+            verdicts = gates.check(baseline, request, jobs=jobs, timeout_s=timeout, progress=bars)
+        as_json = format is GateFormat.json
+        writer = gates.write_json if as_json else gates.write_table
+        writer(verdicts, sys.stdout)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            gates.annotate(verdicts, sys.stderr if as_json else sys.stdout)
+        status = gates.exit_status(verdicts)
+    except (AutotuneError, OSError):
+        raise
+    except Exception:  # a fault of autotune's own, which Python would end with a regression's 1
+        traceback.print_exc()
+        status = INCONCLUSIVE
+    raise typer.Exit(status)

@@ -12,7 +12,18 @@ from autotune.compiler import environment
 from autotune.errors import AutotuneError, InputError, KernelError
 from autotune.gate import compiled
 from autotune.gate.request import Request
-from autotune.gate.verdict import INCONCLUSIVE, PASS, REGRESSION, Finding, Verdict
+from autotune.gate.verdict import (
+    FAILED,
+    INCONCLUSIVE,
+    OK,
+    PASS,
+    REFRESH,
+    REGRESSION,
+    UNCHECKED,
+    WRONG,
+    Finding,
+    Verdict,
+)
 from autotune.kernels.base import Kernel
 from autotune.leaderboard import Board
 from autotune.measure.check import Checked
@@ -30,7 +41,7 @@ class Case:
       kernel, problem: those of today; None before `ask` and where there are none.
       judge: makes today's rows.
       finding: None while there is none.
-      checked: how today's output was checked, in words.
+      output, checked: as in `Verdict`.
       records: fresh times, where times are compared.
       rows: today's row of each candidate that was evaluated.
     """
@@ -41,6 +52,7 @@ class Case:
     problem: Problem | None = None
     judge: Judge | None = None
     finding: Finding | None = None
+    output: str = UNCHECKED
     checked: str | None = None
     records: Mapping[Candidate, Measured] = field(default_factory=dict)
     rows: dict[Candidate, Row] = field(default_factory=dict)
@@ -99,27 +111,36 @@ class Case:
         )  # fmt: skip
 
     def take(self, found: Checked) -> None:
-        """Takes the verdict on the output into the finding."""
+        """Takes the verdict on the output into the finding: what was to be checked and was not is
+        no pass. A kernel that cannot be checked says so itself, and is `ok` here."""
         finding = self.finding
         assert finding is not None
-        self.checked = found.how
-        if found.status == "wrong":
+        self.output, self.checked = _output(found.status, found.tolerance), found.how
+        if self.output == WRONG:
             reason = f"wrong output: {found.reason}; {finding.reason}"
-            self.finding = replace(finding, outcome=REGRESSION, reason=reason, wrong=True)
-        elif found.status != "ok":
+            self.finding = replace(finding, outcome=REGRESSION, reason=reason)
+        elif self.output == FAILED:
             self.checked = f"output not checked: {found.status}: {found.reason}"
-            # Some kernels cannot be interpreted at all; what was lost on the way might have been.
-            if found.status in ("timeout", "crashed") and finding.outcome == PASS:
-                self.finding = replace(finding, outcome=INCONCLUSIVE)
+            if finding.outcome == PASS:
+                reason = f"{self.checked}; {finding.reason}"
+                self.finding = replace(finding, outcome=INCONCLUSIVE, reason=reason)
+
+    def take_times(self, records: Mapping[Candidate, Measured], finding: Finding) -> None:
+        """Takes fresh times, and what was found on them. Outputs were checked before."""
+        self.records, self.finding = records, finding
+        if (best := records.get(self.candidate)) is not None:
+            self.output, self.checked = _output(best.status, best.tolerance), best.checked
 
     def refusal(self, request: Request) -> str | None:
         """Why today's rows cannot be the baseline; None where they can."""
         assert self.finding is not None
         today = self.rows.get(self.candidate)
-        if self.finding.wrong:
+        if self.output == WRONG:
             return "no baseline may be wrong"
         if today is None or today.status != "ok":
             return "there are no figures of today"
+        if self.output == FAILED:
+            return "no baseline may be unchecked"
         if self.board.strength > EVIDENCE.index(request.evidence):
             return f"the board ranks by {EVIDENCE[self.board.strength]} evidence"
         return None
@@ -127,17 +148,39 @@ class Case:
     def verdict(self, request: Request, *, updated: bool = False) -> Verdict:
         best, finding = self.best, self.finding
         assert finding is not None
-        return Verdict(
-            problem=self.board.title,
-            kernel=best.kernel,
-            device=best.device,
+        reason = finding.reason
+        if finding.faster and finding.outcome == PASS and not updated:
+            reason += f"; far faster than the baseline: {REFRESH} with --update"
+        return replace(
+            verdict_on(self.board, outcome=finding.outcome, reason=reason),
             config=best.config,
-            outcome=finding.outcome,
-            reason=finding.reason,
             evidence=request.evidence,
             baseline_ms=finding.baseline_ms,
             today_ms=finding.today_ms,
+            output=self.output,
             checked=self.checked,
             stale=stale.reason(best),
             updated=updated,
         )
+
+
+def verdict_on(board: Board, *, outcome: str, reason: str) -> Verdict:
+    """A verdict that says whose it is, and nothing of a config yet."""
+    first = board.rows[0]
+    return Verdict(
+        problem=board.title,
+        problem_key=first.problem_key,
+        shape=stored.statement_of(first).shape,
+        path=str(board.path),
+        kernel=first.kernel,
+        device=first.device,
+        outcome=outcome,
+        reason=reason,
+    )
+
+
+def _output(status: str, tolerance: float | None) -> str:
+    """What a check says of the output; nothing was compared where nothing was allowed."""
+    if status == "ok":
+        return UNCHECKED if tolerance is None else OK
+    return WRONG if status == "wrong" else FAILED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from autotune.gate.verdict import INCONCLUSIVE, PASS, REFRESH, REGRESSION, Finding
+from autotune.gate.verdict import INCONCLUSIVE, PASS, REGRESSION, Finding
 from autotune.report.units import milliseconds
 from autotune.row import Row
 
@@ -53,9 +53,10 @@ def compare(stored: Row, today: Row, *, evidence: str, tolerance: float) -> Find
         )
     if spills := _new_spills(stored, today, tolerance) if evidence == "compiled" else None:
         outcome, reason = REGRESSION, f"{reason}; {spills}"
-    if change < -tolerance:
-        reason += f"; far faster than the baseline: {REFRESH} with --update"
-    return Finding(outcome=outcome, reason=reason, baseline_ms=before, today_ms=now)
+    return Finding(
+        outcome=outcome, reason=reason, baseline_ms=before, today_ms=now,
+        faster=change < -tolerance,
+    )  # fmt: skip
 
 
 def _other_method(stored: Row, today: Row) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import IO
 
@@ -21,8 +22,8 @@ _LEVELS = {REGRESSION: "error", INCONCLUSIVE: "warning"}
 
 def write_table(verdicts: Sequence[Verdict], file: IO[str]) -> None:
     """One line a verdict, and a last line that counts them."""
-    for v in verdicts:
-        print(f"{v.outcome:<12}  {_line(v)}", file=file)
+    for v, line in zip(verdicts, _lines(verdicts), strict=True):
+        print(f"{v.outcome:<12}  {line}", file=file)
     counts = [f"{sum(v.outcome == o for v in verdicts)} {o}" for o in EXIT_STATUS]
     updated = sum(v.updated for v in verdicts)
     print(", ".join(counts + ([f"{updated} updated"] if updated else [])), file=file)
@@ -40,21 +41,41 @@ def annotate(verdicts: Sequence[Verdict], file: IO[str]) -> None:
 
     Form: docs.github.com, "Workflow commands for GitHub Actions", setting an error message.
     """
-    for v in verdicts:
+    for v, line in zip(verdicts, _lines(verdicts), strict=True):
         level = _LEVELS.get(v.outcome, "notice" if REFRESH in v.reason else None)
         if level is None or v.updated:
             continue
-        text = _line(v).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+        text = line.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
         print(f"::{level} title=autotune gate {v.outcome}::{text}", file=file)
 
 
-def _line(v: Verdict) -> str:
-    where = f" on {v.device}" if v.device else ""
+def _lines(verdicts: Sequence[Verdict]) -> list[str]:
+    """A line each: whose it is, in as many words as tell it from the others, and what was found."""
+    ways: list[Callable[[Verdict], str]] = [
+        _name,
+        lambda v: f"{_name(v)} ({' '.join(f'{a}={n}' for a, n in (v.shape or {}).items())})",
+        lambda v: f"{_name(v)} ({v.problem_key})",
+        lambda v: f"{_name(v)} ({v.path})",
+    ]
+    counts = [Counter(map(way, verdicts)) for way in ways]
+    lines = []
+    for v in verdicts:
+        alone = (way(v) for way, count in zip(ways, counts, strict=True) if count[way(v)] == 1)
+        name = next(alone, ways[-1](v)) if v.path else _name(v)
+        lines.append(f"{name}: {_told(v)}")
+    return lines
+
+
+def _name(v: Verdict) -> str:
+    return f"{v.problem} on {v.device}" if v.device else v.problem
+
+
+def _told(v: Verdict) -> str:
     told = [v.reason]
-    if v.checked:
+    if v.checked and v.checked not in v.reason:
         told.append(v.checked)
     if v.stale:
         told.append(f"baseline {v.stale}")
     if v.updated:
         told.append("accepted as the new baseline")
-    return f"{v.problem}{where}: {'; '.join(told)}"
+    return "; ".join(told)

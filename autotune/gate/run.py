@@ -15,12 +15,12 @@ from autotune.compiler import environment
 from autotune.compiler.pool import default_jobs
 from autotune.errors import AutotuneError, DamagedFileError, InputError
 from autotune.gate import measured
-from autotune.gate.case import Case
+from autotune.gate.case import Case, verdict_on
 from autotune.gate.checkers import checked
 from autotune.gate.request import Request
 from autotune.gate.verdict import INCONCLUSIVE, PASS, Finding, Verdict
 from autotune.leaderboard import Board
-from autotune.measure.check import NO_REFERENCE
+from autotune.measure.check import NO_REFERENCE, NOT_INTERPRETABLE, Checked
 from autotune.measure.stage import Measurer
 from autotune.progress import Progress
 from autotune.search.evaluate import Judge, Judged
@@ -64,18 +64,19 @@ def check(
     with Stages.open(jobs=jobs, timeout_s=timeout_s, fresh=False, progress=progress) as stages:
         _evaluate(cases, request, stages, label)
     # The compile workers are gone, and with them what memory they held.
-    if request.evidence == "compiled":
+    if request.evidence == "compiled" or (request.evidence == "model" and request.update):
         _check_outputs(cases, request, jobs or default_jobs(), progress, label)
     return [_closed(c, request, progress) if isinstance(c, Case) else c for c in found]
 
 
-def _opened(item: Board | DamagedFileError) -> Case | Verdict:
+def _opened(item: Board | InputError) -> Case | Verdict:
     if isinstance(item, AutotuneError):
         path, colon, fault = str(item).partition(": ")
-        return _nothing(path, f"damaged baseline{colon}{fault}")
+        what = "damaged" if isinstance(item, DamagedFileError) else "unreadable"
+        return replace(_nothing(path, f"{what} baseline{colon}{fault}"), path=path)
     if item.best is None:
-        told = _nothing(item.title, "no baseline: no candidate was ranked")
-        return replace(told, kernel=item.rows[0].kernel, device=item.rows[0].device)
+        reason = "no baseline: no candidate was ranked"
+        return verdict_on(item, outcome=INCONCLUSIVE, reason=reason)
     return Case(board=item, best=item.best)
 
 
@@ -105,9 +106,8 @@ def _time_one(case: Case, request: Request, measurers: dict[str, Measurer | str]
         case.finding = Finding(outcome=INCONCLUSIVE, reason=measurer)
         return
     assert case.problem is not None
-    case.records = measured.fresh(measurer, case.problem, case.board)
-    case.finding = measured.compare(case.board, case.records, tolerance=request.allowed)
-    case.checked = next((r.checked for r in case.records.values() if r.checked), None)
+    records = measured.fresh(measurer, case.problem, case.board)
+    case.take_times(records, measured.compare(case.board, records, tolerance=request.allowed))
 
 
 def _evaluate(cases: Sequence[Case], request: Request, stages: Stages, label: str) -> None:
@@ -170,7 +170,9 @@ def _check_outputs(
         if case.kernel is None or case.finding is None or case.finding.today_ms is None:
             continue  # what does not compile needs no other fault
         if case.kernel.reference is None:
-            case.checked = NO_REFERENCE
+            case.take(Checked(status="ok", how=NO_REFERENCE))
+        elif not case.kernel.interpretable:
+            case.take(Checked(status="ok", how=NOT_INTERPRETABLE))
         else:
             waiting.append(case)
     if not waiting:
@@ -184,7 +186,12 @@ def _check_outputs(
 
 
 def _closed(case: Case, request: Request, progress: Progress) -> Verdict:
-    """The verdict, with today's rows written into the board where that is asked for and allowed."""
+    """The verdict, with today's rows written into the board where that is asked for and allowed:
+    what was asked for and could not be is no pass.
+
+    The default's row is written too, and its output was not checked: a board on which another
+    config than the checked one would be the best is left as it is.
+    """
     assert case.finding is not None
     if not request.update or case.kernel is None:
         return case.verdict(request)
@@ -192,15 +199,15 @@ def _closed(case: Case, request: Request, progress: Progress) -> Verdict:
     if refusal is None:
         try:
             leaderboard.merge(
-                case.board.path, list(case.rows.values()),
+                case.board.path, list(case.rows.values()), best=case.rows[case.candidate].config,
                 flop_convention=case.board.flop_convention or "", warn=progress.note,
             )  # fmt: skip
             return case.verdict(request, updated=True)
         except InputError as error:
             refusal = str(error)
-            if case.finding.outcome == PASS:
-                case.finding = replace(case.finding, outcome=INCONCLUSIVE)
-    case.finding = replace(case.finding, reason=f"{case.finding.reason}; not updated: {refusal}")
+    outcome = INCONCLUSIVE if case.finding.outcome == PASS else case.finding.outcome
+    reason = f"{case.finding.reason}; not updated: {refusal}"
+    case.finding = replace(case.finding, outcome=outcome, reason=reason)
     return case.verdict(request)
 
 

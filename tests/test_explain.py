@@ -9,6 +9,7 @@ import pytest
 from boards import row, store
 
 from autotune import cli
+from autotune.cli import explain as explain_module
 from autotune.errors import InputError
 from autotune.explain import subject
 from autotune.kernels import base
@@ -184,3 +185,32 @@ def test_a_users_kernel_is_found_by_its_address_and_by_its_folders_name(tmp_path
         assert (found.problem, found.board) == (asked, board)
     with pytest.raises(InputError, match="none answers; name one"):
         subject.find("COPY", tmp_path)
+
+
+def test_where_several_answer_the_message_says_what_narrows_and_names_few(tmp_path: Path) -> None:
+    kernel = base.load("matmul")
+    for device in ("v6e", "v5e"):
+        for m in (256, 512, 1024):
+            asked = base.make_problem(
+                kernel, device=device, shape={"m": m, "k": 256, "n": 256}, name="up"
+            )
+            store(tmp_path, row(asked, {"bm": 128}, 1.0))
+    narrowed = r"several answer; --device narrows it \(v5e, v6e\); name one"
+    with pytest.raises(InputError, match=narrowed) as e:
+        subject.find("up", tmp_path)
+    assert str(e.value).count("bfloat16") == subject.LISTED
+    assert str(e.value).endswith(", 3 more)")
+    with pytest.raises(InputError, match=r"several answer; name one \(known: k256-m1024"):
+        subject.find("up", tmp_path, device="v6e")
+    with pytest.raises(InputError, match=r"none answers; name one \(known: up \(matmul on v"):
+        subject.find("upp", tmp_path)
+
+
+def test_the_example_of_the_help_has_one_answer_in_a_clone() -> None:
+    results = Path(__file__).parents[1] / "results"
+    example = explain_module.EXAMPLE.split()
+    name, pairs, device = example[2], example[3], example[example.index("--device") + 1]
+    found = subject.find(name, results / device / "matmul", device=device)
+    changed = subject.candidate(found, pairs).config
+    assert (changed["bm"], changed["bn"]) == (1024, 512)
+    assert changed["bk"] == subject.candidate(found, "best").config["bk"]

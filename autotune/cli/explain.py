@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.app import Jobs, Results, Timeout, Until, app, opened, positive, progress_bars
+from autotune.cli.app import (
+    Jobs,
+    Results,
+    Timeout,
+    Until,
+    app,
+    device_called,
+    opened,
+    positive,
+    progress_bars,
+)
 from autotune.errors import InputError
 
 
@@ -19,9 +29,11 @@ class ExplainFormat(enum.StrEnum):
     html = "html"
 
 
-@app.command(
-    epilog="Example: autotune explain attention block_q=1024 --format html --output why.html"
-)
+EXAMPLE = "autotune explain q-up bm=1024,bn=512 --device v6e --format html --output why.html"
+"""Of a problem that the repository's own results have."""
+
+
+@app.command(epilog=f"Example: {EXAMPLE}")
 def explain(
     problem: Annotated[
         str,
@@ -33,7 +45,8 @@ def explain(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="best (unless given), default, JSON, or name=value pairs; the rest as in the best."
+            help="best (unless given), default, JSON, or name=value pairs with commas between "
+            "them; the rest as in the best."
         ),
     ] = None,
     device: Annotated[
@@ -64,7 +77,7 @@ def explain(
     positive("--timeout", timeout)
     if until is Until.measure:
         raise InputError("--until 'measure' is not allowed; model or compile")
-    about = subject.find(problem, results, device=device)
+    about = subject.find(problem, results, device=device_called(device))
     candidate = subject.candidate(about, config)
     with progress_bars() as progress:
         explanation = collect.explain(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from autotune import config as configs
 from autotune import device as devices
@@ -18,6 +19,8 @@ from autotune.kernels.base import Kernel
 from autotune.leaderboard import Board
 from autotune.problem import Problem
 from autotune.row import Row
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +52,11 @@ def find(text: str, results: Path, *, device: str | None = None) -> Subject:
 
 def _from_config(path: Path, name: str, results: Path, device: str | None) -> Subject:
     specs = configs.load(path, devices=[device] if device else None).problems
-    found = [s.problem for s in specs if not name or name in _names(s.problem)]
-    problem = _only(found, f"problem {name!r} in {path}" if name else f"problem in {path}",
-                    {f"{p.name or p.key} ({p.kernel} on {p.device})": p for p in
-                     (s.problem for s in specs)})  # fmt: skip
+    named = [(s.problem, f"{s.problem.name or s.problem.key} ({s.problem.kernel} on "
+              f"{s.problem.device})") for s in specs]  # fmt: skip
+    found = [(p, label) for p, label in named if not name or name in (p.name, p.key, p.kernel)]
+    what = f"problem {name!r} in {path}" if name else f"problem in {path}"
+    problem = _only(found, what, named, devices_of=lambda p: p.device)
     kept = leaderboard.path_of(results, problem.device, problem.kernel, problem.key)
     board = leaderboard.read(kept) if kept.is_file() else None
     return Subject(problem=problem, kernel=base.load(problem.kernel), board=board)
@@ -66,29 +70,49 @@ def _from_board(board: Board) -> Subject:
 def _from_results(text: str, results: Path, device: str | None) -> Subject:
     boards = [b for b in leaderboard.boards(results) if not isinstance(b, AutotuneError)]
     if device is not None:
-        devices.get(device)
-        boards = [b for b in boards if b.rows[0].device == device]
-    named = {f"{b.title} ({b.rows[0].kernel} on {b.rows[0].device})": b for b in boards}
-    keyed = {
-        f"{b.rows[0].problem_key} ({b.rows[0].kernel} on {b.rows[0].device})": b for b in boards
-    }
+        chip = devices.get(device).name
+        boards = [b for b in boards if b.rows[0].device == chip]
     exact = [b for b in boards if text in (b.rows[0].problem_name, b.rows[0].problem_key)]
     found = exact or [b for b in boards if stored.names_kernel(text, b.rows[0].kernel)]
-    if len(found) > 1:  # several may share a name: their keys tell them apart
-        named = {key: board for key, board in keyed.items() if board in found}
-    return _from_board(_only(found, f"problem {text!r} in {results}", named))
+    # Several may share a name: their keys tell them apart.
+    answering = [(b, b.rows[0].problem_key) for b in found]
+    known = [(b, f"{b.title} ({b.rows[0].kernel} on {b.rows[0].device})") for b in boards]
+    board = _only(
+        answering, f"problem {text!r} in {results}", known, devices_of=lambda b: b.rows[0].device
+    )
+    return _from_board(board)
 
 
-def _names(problem: Problem) -> tuple[str | None, ...]:
-    return (problem.name, problem.key, problem.kernel)
+LISTED = 3
+"""Problems that a message names."""
 
 
-def _only(found: list[Any], what: str, known: Mapping[str, Any]) -> Any:
+def _only(
+    found: Sequence[tuple[T, str]],
+    what: str,
+    known: Sequence[tuple[T, str]],
+    *,
+    devices_of: Callable[[T], str],
+) -> T:
+    """The one that is `found`; each has the label by which a message tells it from the others.
+
+    Raises InputError where there are several, saying what would leave one, or none."""
     if len(found) == 1:
-        return found[0]
-    listed = ", ".join(known) or "none; `autotune sweep CONFIG` makes leaderboards"
-    several = "several answer" if found else "none answers"
-    raise InputError(f"{what}: {several}; name one (known: {listed})")
+        return found[0][0]
+    if not found:
+        near = difflib.get_close_matches(what, [label for _, label in known], len(known), 0.0)
+        listed = _some(near) or "none; `autotune sweep CONFIG` makes leaderboards"
+        raise InputError(f"{what}: none answers; name one (known: {listed})")
+    chips = sorted({devices_of(one) for one, _ in found})
+    narrowed = f"--device narrows it ({', '.join(chips)}); " if len(chips) > 1 else ""
+    told = _some([label for _, label in found])
+    raise InputError(f"{what}: several answer; {narrowed}name one (known: {told})")
+
+
+def _some(labels: Sequence[str]) -> str:
+    labels = list(dict.fromkeys(labels))
+    more = [f"{len(labels) - LISTED} more"] if len(labels) > LISTED else []
+    return ", ".join([*labels[:LISTED], *more])
 
 
 def candidate(subject: Subject, text: str | None) -> Candidate:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from boards import MATMUL_TILE, problem, row, store, store_matmul
 from test_cli import call
@@ -22,7 +23,7 @@ from autotune.gate.request import Request
 from autotune.gate.verdict import Finding, Verdict
 from autotune.kernels import base
 from autotune.leaderboard import Board
-from autotune.measure.check import Checked
+from autotune.measure.check import Checked, judge
 from autotune.progress import Quiet
 from autotune.row import Row
 
@@ -253,3 +254,12 @@ def test_a_merge_that_would_rank_another_config_first_writes_nothing(tmp_path: P
     with pytest.raises(InputError, match="would be the best, not"):
         leaderboard.merge(board.path, rows, flop_convention="", best=board.best.config)
     assert board.path.read_bytes() == before
+
+
+def test_a_line_says_once_how_the_output_was_checked(tmp_path: Path) -> None:
+    made = case(store_matmul(tmp_path, 1024, 1024, 1024))
+    made.take(judge([np.ones(3)], [np.zeros(3)], 0.03, how="at m=256 interpreted"))
+    table = io.StringIO()
+    gate.write_table([closed(made)], table)
+    assert "wrong output: the output is " in table.getvalue()
+    assert table.getvalue().count("at m=256 interpreted") == 1

@@ -14,7 +14,7 @@ import pytest
 from boards import MATMUL_TILE, problem, row, store, store_matmul
 from test_cli import call
 
-from autotune import cli, gate, leaderboard, stored
+from autotune import board_file, cli, gate, leaderboard, stored
 from autotune.candidate import Candidate
 from autotune.errors import InputError
 from autotune.gate import run
@@ -263,3 +263,15 @@ def test_a_line_says_once_how_the_output_was_checked(tmp_path: Path) -> None:
     gate.write_table([closed(made)], table)
     assert "wrong output: the output is " in table.getvalue()
     assert table.getvalue().count("at m=256 interpreted") == 1
+
+
+def test_a_board_whose_best_is_not_its_first_is_damaged_and_nothing_is_compared(
+    tmp_path: Path,
+) -> None:
+    board = store_matmul(tmp_path, 1024, 1024, 1024)
+    rows = [replace(r, is_best=not r.is_best) for r in board.rows]
+    board_file.write(replace(board, rows=tuple(rows)))
+    (seen,) = gate.check(tmp_path, Request(against="model"), jobs=1, progress=Quiet())
+    assert (seen.outcome, seen.path) == ("inconclusive", str(board.path))
+    assert seen.reason.startswith("damaged baseline: ")
+    assert "contradicts itself" in seen.reason

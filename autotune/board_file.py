@@ -6,8 +6,10 @@ The schema is always explicit, so that a column of nulls keeps its type.
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from autotune.errors import DamagedFileError, InputError
 from autotune.row import EVIDENCE, IDENTITY, SCHEMA, STATUSES, Row, checked, contradiction
 
 SCHEMA_VERSION = 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _VERSION, _CONVENTION = b"autotune_schema", b"flop_convention"
 _COMPACT: dict[str, Any] = {
     "compression": "zstd",
@@ -133,8 +136,12 @@ def _board(path: Path, table: pa.Table) -> Board:
     if not table.num_rows:
         raise ValueError("holds no rows")
     known = [name for name in SCHEMA.names if name in names]
-    own = table.select(known).cast(pa.schema([SCHEMA.field(name) for name in known]))
-    rows = tuple(checked(Row(**record)) for record in own.to_pylist())
+    more = [name for name in names if name not in known]
+    for name, lost in itertools.product(more, set(SCHEMA.names) - set(known)):
+        # No checksum covers names. What is one bit away from a lost one was that one.
+        if len(name) == len(lost) and sum(a != b for a, b in zip(name, lost, strict=True)) == 1:
+            raise ValueError(f"lacks {lost}, and has {name!r}")
+    rows = tuple(checked(Row(**record)) for record in records(table.select(known)))
     identities = {name: {getattr(row, name) for row in rows} for name in IDENTITY}
     if fault := contradiction(path.stem, identities, ((r.rank, r.is_best) for r in rows)):
         raise ValueError(f"contradicts itself: {fault}")
@@ -143,9 +150,27 @@ def _board(path: Path, table: pa.Table) -> Board:
         path=path,
         rows=rows,
         flop_convention=convention.decode() if convention else None,
-        others=table.select(more) if (more := [n for n in names if n not in known]) else None,
+        others=table.select(more) if more else None,
         schema_version=_schema_version(table),
     )
+
+
+def records(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table whose columns are some of `SCHEMA`'s, in the types of that.
+
+    Raises OverflowError and pa.ArrowException for values that are not of its type.
+    """
+    table = table.cast(pa.schema([SCHEMA.field(name) for name in table.column_names]))
+    if "created_at" not in table.column_names:
+        return table.to_pylist()  # type: ignore[no-any-return]
+    place = table.column_names.index("created_at")
+    # As a number: to make a time of Python's, pyarrow imports all of pandas.
+    counts = table.column(place).cast(pa.int64())
+    found: list[dict[str, Any]] = table.set_column(place, "created_at", counts).to_pylist()
+    for record in found:
+        if (count := record["created_at"]) is not None:
+            record["created_at"] = _EPOCH + timedelta(microseconds=count)
+    return found
 
 
 def _schema_version(table: pa.Table) -> int:

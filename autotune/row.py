@@ -84,11 +84,11 @@ class Row:
             raise ValueError(f"evidence {self.evidence!r} is not one of {', '.join(EVIDENCE)}")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"a row of status {self.status!r} needs a reason")
-        name = self.problem_name
-        if name is not None and not name.isprintable():
-            # It stands in comments of code, in tables and on terminals: one line, no escapes.
-            words = "".join(c if c.isprintable() else " " for c in name).split()
-            object.__setattr__(self, "problem_name", " ".join(words))
+        # They stand in comments of code, in tables and on terminals.
+        for field in ("problem_name", "reason"):
+            text = getattr(self, field)
+            if text is not None and not text.isprintable():
+                object.__setattr__(self, field, printable(text))
 
     def latency_ms_of(self, evidence: str) -> float | None:
         """The latency that `evidence` (`model`, `compiled`, `measured`) gave; None where none."""
@@ -107,6 +107,14 @@ class Row:
             self.kernel_fingerprint,
             self.method_fingerprint,
         )
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without what a terminal would obey."""
+    if text.isprintable():
+        return text
+    words = "".join(c if c.isprintable() else " " for c in text).split()
+    return " ".join(words) or ascii(text)
 
 
 def indistinguishable(one: Row, other: Row) -> bool:
@@ -133,8 +141,12 @@ def checked(row: Row) -> Row:
     for name, value in _object(row.config, "config").items():
         if isinstance(value, dict | list):
             raise ValueError(f"config has no plain value at {name}")
-    if not all(isinstance(scope, dict) for scope in _object(row.scopes, "scopes").values()):
-        raise ValueError("scopes is not an object of objects")
+    for scope in _object(row.scopes, "scopes").values():
+        if not isinstance(scope, dict):
+            raise ValueError("scopes is not an object of objects")
+        for name in _COUNTS:
+            if type(count := scope.get(name, 0)) is not int or count < 0:
+                raise ValueError(f"scopes has {name} = {str(count)[:40]}")
     if not all(type(size) is int and size >= 0 for size in _object(row.vmem, "vmem").values()):
         raise ValueError("vmem is not an object of bytes")
     _object(row.measurement, "measurement")
@@ -203,14 +215,20 @@ def _check_numbers(row: Row) -> None:
 
 
 class _NoJson(ValueError):
-    """A word that Python reads in JSON and others do not: NaN, Infinity."""
+    """What Python reads in JSON and cannot write as such: NaN, Infinity, 1e400."""
 
 
 def _refuse(word: str) -> NoReturn:
     raise _NoJson(word)
 
 
-_JSON = json.JSONDecoder(parse_constant=_refuse)  # once: `json.loads` would make one a value
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse(digits[:40])
+
+
+# Once: `json.loads` would make one a value.
+_JSON = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def _object(text: str | None, name: str) -> dict[str, Any]:
@@ -228,6 +246,8 @@ def _object(text: str | None, name: str) -> dict[str, Any]:
     return value
 
 
+_COUNTS = ("bundles", "cycles", "executions", "spill_loads", "spill_stores")
+"""What a scope counts, each where it is known."""
 _TYPES = {
     "is_default": _FLAG,
     "is_best": _FLAG,

@@ -499,6 +499,11 @@ def test_names_of_columns_that_are_no_text_or_come_twice_are_damage(tmp_path: Pa
     path.write_bytes(path.read_bytes().replace(b"spill_loads", b"spill_\xff\xfeads"))
     with pytest.raises(DamagedFileError, match=r"b\.parquet: not a .*leaderboard \("):
         leaderboard.read(path)
+    path.unlink()
+    _two(path)
+    path.write_bytes(path.read_bytes().replace(b"spill_loads", b"spill_lo`ds"))
+    with pytest.raises(DamagedFileError, match="lacks spill_loads, and has 'spill_lo`ds'"):
+        leaderboard.read(path)
     twice = table.append_column(table.schema.field("mfu"), table.column("mfu"))
     pq.write_table(twice, path)
     with pytest.raises(DamagedFileError, match="has the column mfu more than once"):

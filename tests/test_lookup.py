@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -23,7 +25,7 @@ from test_cli import call
 
 import autotune
 from autotune.errors import InputError, NoResultError
-from autotune.lookup import StaleResultsWarning, best_config, forget, names
+from autotune.lookup import StaleResultsWarning, best_config, forget, library, names
 
 SHAPE = {"m": 4096, "k": 7168, "n": 18432}
 ATTENTION = {
@@ -367,14 +369,23 @@ def test_results_ship_as_the_data_of_a_package(
         best_config("matmul", SHAPE, device="v6e", results="package:nobody_has_this")
 
 
+@pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
 def test_a_plain_folder_inside_a_package_needs_no_init(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shipped_plain").mkdir()
-    (tmp_path / "shipped_plain" / "__init__.py").write_text("")
-    store_matmul(tmp_path / "shipped_plain" / "tuned", **SHAPE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = best_config("matmul", SHAPE, device="v6e", results="package:shipped_plain.tuned")
+    name = f"shipped_plain_{zipped}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    store_matmul(tmp_path / name / "tuned", **SHAPE)
+    where = tmp_path
+    if zipped:
+        where = tmp_path / "plain.zip"
+        with zipfile.ZipFile(where, "w") as archive:
+            for path in (tmp_path / name).rglob("*.p*"):
+                archive.write(path, path.relative_to(tmp_path))
+        (tmp_path / name).rename(tmp_path / "gone")
+    monkeypatch.syspath_prepend(str(where))
+    found = best_config("matmul", SHAPE, device="v6e", results=f"package:{name}.tuned")
     assert found["bm"] == 512
 
 
@@ -384,6 +395,122 @@ def test_a_board_that_was_swept_again_is_read_again(tmp_path: Path) -> None:
     assert ask() == 512
     store_matmul(tmp_path, **SHAPE, tile={"bm": 2048})
     assert ask() == 2048
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "rewritten"])
+def test_a_board_that_is_written_while_the_results_are_first_read_is_found(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if known:
+        store_matmul(tmp_path / "a", **SHAPE)
+    store_matmul(tmp_path / "b", 8, 8, 8)
+    for folder in tmp_path.rglob("*"):
+        os.utime(folder, (1, 1))  # so that folders have settled, and need no second look
+    read, behind = library._best_of, []
+
+    def slowly(file: Path, *more: Any) -> Any:
+        best = read(file, *more)
+        if "/b/" in str(file) and not behind:  # the reader is past `a` by then
+            behind.append(store_matmul(tmp_path / "a", **SHAPE, tile={"bm": 2048}))
+        return best
+
+    monkeypatch.setattr(library, "_best_of", slowly)
+    best_config("matmul", {"m": 8, "k": 8, "n": 8}, device="v6e", results=tmp_path)
+    assert best_config("matmul", SHAPE, device="v6e", results=tmp_path)["bm"] == 2048
+
+
+def test_an_exact_result_that_is_swept_later_comes_before_the_nearest(tmp_path: Path) -> None:
+    store_matmul(tmp_path, 2048, 7168, 18432, tile={"bm": 256})
+    ask = partial(best_config, "matmul", SHAPE, device="v6e", results=tmp_path, on_miss="nearest")
+    assert [ask()["bm"] for _ in range(2)] == [256, 256]
+    store_matmul(tmp_path, **SHAPE)
+    assert ask().found.match == "exact"
+    next(tmp_path.rglob("*m4096*.parquet")).unlink()
+    assert ask().found.match == "nearest"
+
+
+def test_a_damaged_board_that_is_mended_in_place_is_found(tmp_path: Path) -> None:
+    path = store_matmul(tmp_path, **SHAPE).path
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    for folder in (tmp_path, *tmp_path.rglob("*")):
+        os.utime(folder, (1, 1))
+    ask = partial(best_config, "matmul", SHAPE, device="v6e", results=tmp_path)
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(NoResultError):
+        ask()
+    with pytest.raises(NoResultError):
+        ask()  # and is not told again
+    path.write_bytes(content)
+    assert ask()["bm"] == 512
+
+
+def test_device_folders_behind_links_are_looked_up(tmp_path: Path) -> None:
+    store_matmul(tmp_path / "disk", **SHAPE)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "v6e").symlink_to(tmp_path / "disk" / "v6e")
+    (tmp_path / "disk" / "v6e" / "loop").symlink_to(tmp_path / "results")
+    (tmp_path / "results" / "v5e").symlink_to("unmounted")
+    with pytest.warns(UserWarning, match=r"skipped .*v5e: cannot be read \(No such file"):
+        found = best_config("matmul", SHAPE, device="v6e", results=tmp_path / "results")
+    assert found["bm"] == 512
+
+
+def test_a_board_that_contradicts_itself_answers_nothing(tmp_path: Path) -> None:
+    path = store_matmul(tmp_path, **SHAPE).path
+    other = store_matmul(tmp_path, 8, 8, 8).path
+    other.write_bytes(path.read_bytes())
+    table = pq.read_table(path, partitioning=None)
+    place = table.column_names.index("is_best")
+    every = pa.array([True] * table.num_rows)
+    pq.write_table(table.set_column(place, table.schema.field(place), every), path)
+    with (
+        pytest.warns(UserWarning, match="contradicts itself") as told,
+        pytest.raises(NoResultError, match="there are results for no kernel"),
+    ):
+        best_config("matmul", SHAPE, device="v6e", results=tmp_path)
+    assert sorted(str(w.message).partition("itself: ")[2][:16] for w in told) == [
+        "2 rows are the b", "its rows are of ",
+    ]  # fmt: skip
+
+
+def test_heads_that_share_no_keys_are_bad_input_even_where_the_nearest_would_do(
+    tmp_path: Path,
+) -> None:
+    store_flash(tmp_path)
+    shape = {**ATTENTION, "q_heads": 6, "kv_heads": 4}
+    for on_miss in ("error", "nearest", "default"):
+        with pytest.raises(InputError, match="kv_heads 4 do not divide q_heads 6"):
+            best_config("flash_fwd", shape, device="v6e", results=tmp_path, on_miss=on_miss)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_child_that_was_forked_while_another_thread_read_gets_an_answer(tmp_path: Path) -> None:
+    store_matmul(tmp_path, **SHAPE)
+    code = f"""
+import os, threading, autotune
+from autotune.lookup import library
+ask = lambda: autotune.best_config("matmul", {SHAPE}, device="v6e", results={str(tmp_path)!r})
+read, reading, forked = library._best_of, threading.Event(), threading.Event()
+def slowly(*about):
+    reading.set()
+    forked.wait()
+    return read(*about)
+library._best_of = slowly
+thread = threading.Thread(target=ask)
+thread.start()
+reading.wait()
+child = os.fork()
+forked.set()
+print(ask()["bm"], flush=True)
+if child:
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["512", "512"]
 
 
 def test_a_damaged_file_is_named_and_hides_no_other(tmp_path: Path) -> None:
@@ -414,6 +541,11 @@ def test_content_that_no_sweep_writes_is_a_damaged_file_here_too(tmp_path: Path)
         ({"shape": {"m": True}}, "shape.m: true is not allowed"),
         ({"on_miss": "guess"}, "on_miss: 'guess' is not allowed; error, default, nearest"),
         ({"options": {"scale": object}}, "is not allowed; a JSON value"),
+        ({"options": [1]}, "options: [1] is not allowed; a mapping"),
+        ({"shape": None}, "shape: null is not allowed; a mapping"),
+        ({"shape": {"m": 10**400}}, "shape.m: a number of 1329 bits is not allowed"),
+        ({"dtype": ["x"]}, 'dtype: ["x"] is not allowed'),
+        ({"results": 5}, "results: 5 is not allowed; a folder, or its name"),
     ],
 )
 def test_bad_input_says_what_is_allowed(change: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -428,16 +560,22 @@ def test_a_device_may_be_named_as_jax_names_it(tmp_path: Path) -> None:
     assert best_config("matmul", SHAPE, device="TPU v6 lite", results=tmp_path)["bm"] == 512
 
 
-def test_a_lookup_takes_less_than_a_millisecond_once_the_results_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_miss", ["exact", "error", "nearest", "default"])
+def test_a_lookup_takes_less_than_a_millisecond_once_the_results_are_read(
+    on_miss: Any, tmp_path: Path
+) -> None:
     for m in range(1, 101):
         store_matmul(tmp_path, 512 * m, 1024, 1024)
-    asked = {"m": 512 * 50, "k": 1024, "n": 1024}
-    ask = lambda: best_config("matmul", asked, device="v6e", results=tmp_path)
-    ask()
+    for folder in tmp_path.rglob("*"):
+        os.utime(folder, (1, 1))
+    asked = {"m": 512 * (50 if on_miss == "exact" else 101), "k": 1024, "n": 1024}
+    on_miss = "error" if on_miss == "exact" else on_miss
+    ask = partial(best_config, "matmul", asked, device="v6e", results=tmp_path, on_miss=on_miss)
     times = []
-    for _ in range(50):
+    for _ in range(51):
         started = time.perf_counter()
-        ask()
+        with contextlib.suppress(NoResultError):
+            ask()
         times.append(time.perf_counter() - started)
     assert sorted(times)[25] < 1e-3
 

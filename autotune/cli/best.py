@@ -136,10 +136,10 @@ def _asked(
 
 def _named(kernel: str, name: str, device: str | None, results: str | None) -> BestConfig:
     """The best config of the stored problem called `name`, or with that key."""
-    from autotune.lookup import best, library, names
+    from autotune.lookup import best, library, names, sources
 
     chip = device_called(device)
-    shelf = library.opened(library.source_of(results))
+    shelf = library.opened(sources.source_of(results))
     kernel = names.kernel_called(kernel, shelf.stored)
     found = {
         (s.row.device, s.row.problem_key): s

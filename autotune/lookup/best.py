@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, Literal
 from autotune import stale
 from autotune.candidate import Scalar
 from autotune.errors import InputError, NoResultError, shown
-from autotune.lookup import library
+from autotune.lookup import library, sources
 from autotune.lookup.library import Library, StaleResultsWarning, Stored
 from autotune.lookup.query import Query
 
@@ -99,13 +98,11 @@ def best_config(
     if on_miss not in ON_MISS:
         raise InputError(f"on_miss: {shown(on_miss)} is not allowed; {', '.join(ON_MISS)}")
     query = Query.of(kernel, shape, device=device, options=options, dtype=dtype)
-    source = library.source_of(results)
+    source = sources.source_of(results)
     answer = _found(query, source, on_miss)
-    if isinstance(answer, _Miss):
-        return _default(answer.query, answer.reason)
-    stored, found = answer
-    _warn_once(stored, found)
-    return BestConfig(stored.config, found)
+    if answer.stored is not None:
+        _warn_once(answer.stored, answer.found)
+    return BestConfig(answer.config, answer.found)
 
 
 def match_of(stored: Stored, *, reason: str | None = None) -> Match:
@@ -131,15 +128,21 @@ def match_of(stored: Stored, *, reason: str | None = None) -> Match:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Miss:
-    """The kernel's default is to answer the query; why nothing stored does."""
+class _Answer:
+    """What answers a query, and the stored row that it rests on, where it rests on one."""
 
-    query: Query
-    reason: str
+    config: Mapping[str, Scalar]
+    found: Match
+    stored: Stored | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.stored is None or self.stored.unchanged
 
 
-def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | _Miss:
-    """What of the stored answers.
+def _found(query: Query, source: str, on_miss: str) -> _Answer:
+    """What answers, from memory where nothing changed since: of an exact answer its own file, of
+    any other the folders too, since a better one may have been swept.
 
     Raises NoResultError, and InputError for a name that the kernel does not have.
     """
@@ -147,41 +150,40 @@ def _found(query: Query, source: str, on_miss: str) -> tuple[Stored, Match] | _M
         query.kernel, query.device, query.dtype, on_miss, tuple(query.shape.items()),
         json.dumps(query.options, sort_keys=True),
     )  # fmt: skip
-    shelf = library.opened(source)
-    known: tuple[Stored, Match] | None = shelf.answers.get(asked)
-    if known is not None and known[0].unchanged:
+    known: _Answer | str | None = library.opened(source).answers.get(asked)
+    if isinstance(known, _Answer) and known.found.match == "exact" and known.holds:
         return known
-    try:
-        query = query.checked(shelf.stored)
-        exact = _exact(query, shelf)
-    except InputError:
-        exact = None
-    if exact is None:  # off the fast path: what was swept meanwhile counts
-        shelf = library.opened(source, fresh=True)
-        query = query.checked(shelf.stored)
-        exact = _exact(query, shelf)
+    shelf = library.opened(source, fresh=True)
+    known = shelf.answers.get(asked)
+    if known is None or (isinstance(known, _Answer) and not known.holds):
+        known = _answered(query, shelf, on_miss)
+        if isinstance(known, _Answer) and not known.holds:  # written over in place
+            library.forget(source)
+            shelf = library.opened(source)
+            known = _answered(query, shelf, on_miss)
+        if len(shelf.answers) >= _MOST_ANSWERS:
+            shelf.answers.clear()
+        shelf.answers[asked] = known
+    if isinstance(known, str):
+        raise NoResultError(known)
+    return known
+
+
+def _answered(query: Query, shelf: Library, on_miss: str) -> _Answer | str:
+    """The answer, or why there is none. Raises InputError for a name the kernel does not have."""
+    query = query.checked(shelf.stored)
+    exact = next((s for s in shelf.stored if query.answers(s)), None)
     if exact is not None:
-        answer = exact, match_of(exact)
-    elif on_miss == "default":
-        return _Miss(query=query, reason=_absent(query, shelf))
-    elif on_miss == "nearest":
-        near, why = _nearest(query, shelf)
-        answer = near, match_of(near, reason=why)
-    else:
-        raise NoResultError(_absent(query, shelf) + "; `autotune sweep` makes one")
-    if len(shelf.answers) >= _MOST_ANSWERS:
-        shelf.answers.clear()
-    shelf.answers[asked] = answer
-    return answer
+        return _Answer(config=exact.config, found=match_of(exact), stored=exact)
+    absent = _absent(query, shelf)
+    if on_miss == "default":
+        return _default(query, absent)
+    if on_miss == "nearest":
+        return _nearest(query, shelf, absent)
+    return f"{absent}; `autotune sweep` makes one"
 
 
-def _exact(query: Query, shelf: Library) -> Stored | None:
-    """The stored result of the very problem, if its file is still the one that was read."""
-    found = next((s for s in shelf.stored if query.answers(s)), None)
-    return found if found is not None and found.unchanged else None
-
-
-def _nearest(query: Query, shelf: Library) -> tuple[Stored, str]:
+def _nearest(query: Query, shelf: Library, absent: str) -> _Answer | str:
     near = [
         (distance, s)
         for s in shelf.stored
@@ -194,10 +196,11 @@ def _nearest(query: Query, shelf: Library) -> tuple[Stored, str]:
     for distance, stored in near:
         misfit = query.misfit(stored)
         if misfit is None:
-            return stored, _why(query, stored, distance, len(near))
+            why = _why(query, stored, distance, len(near))
+            return _Answer(config=stored.config, found=match_of(stored, reason=why), stored=stored)
         misfits.append(misfit)
     more = f"; the nearest does not fit: {misfits[0]}" if misfits else ""
-    raise NoResultError(_absent(query, shelf) + more)
+    return absent + more
 
 
 def _why(query: Query, stored: Stored, distance: float, count: int) -> str:
@@ -229,7 +232,7 @@ def _absent(query: Query, shelf: Library) -> str:
     return f"{told}; other shapes of it were tuned"
 
 
-def _default(query: Query, reason: str) -> BestConfig:
+def _default(query: Query, reason: str) -> _Answer | str:
     """The kernel's default. Imports the kernel, and with it jax."""
     from autotune import device as devices
     from autotune.kernels import base
@@ -239,12 +242,12 @@ def _default(query: Query, reason: str) -> BestConfig:
         kernel, device=query.device, shape=query.shape, options=query.options, dtype=query.dtype
     )
     if kernel.default is None:
-        raise NoResultError(f"{reason}; and kernel {query.kernel} states no default")
+        return f"{reason}; and kernel {query.kernel} states no default"
     config = base.ask(kernel, "default", kernel.default, problem, devices.get(query.device))
     config = base.ask(kernel, "canonical", kernel.canonical, problem, config)
-    return BestConfig(
-        config,
-        Match(
+    return _Answer(
+        config=config,
+        found=Match(
             match="default",
             reason=f"{reason}; this is the kernel's default, not tuned",
             kernel=query.kernel,
@@ -255,17 +258,15 @@ def _default(query: Query, reason: str) -> BestConfig:
     )
 
 
-_warned: set[str | None] = set()
-_warned_lock = threading.Lock()
+_warned: dict[str | None, object] = {}
 
 
 def _warn_once(stored: Stored, found: Match) -> None:
     if found.stale is None or stale.outdated(stored.row) is None:
         return
-    with _warned_lock:
-        if found.path in _warned:
-            return
-        _warned.add(found.path)
+    mine = object()
+    if _warned.setdefault(found.path, mine) is not mine:  # one step, so that no other thread warns
+        return
     warnings.warn(
         f"{found.kernel} {found.problem_name or found.problem_key}: {found.stale}; sweep again",
         StaleResultsWarning,

@@ -1,37 +1,35 @@
-"""Where stored best configs are found: a directory, an environment variable, a package's data."""
+"""What lookups know of stored leaderboards: the best row of each, read again where it changed."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute  # else at first use, and a fork meanwhile would keep that import's lock
 import pyarrow.parquet as pq
 
-from autotune.errors import InputError
-from autotune.row import EVIDENCE, SCHEMA, Row, checked
+from autotune.board_file import records
+from autotune.lookup import sources
+from autotune.row import EVIDENCE, IDENTITY, Row, checked, contradiction
 from autotune.stored import statement_of
 
-VARIABLE = "AUTOTUNE_RESULTS"
-PACKAGE = "package:"
-DEFAULT = "results"
+Stamp = tuple[int, int, int] | None
+"""Modification time, size and inode of a file; None where it has none, being in an archive."""
 _COLUMNS = (
     "problem_key", "problem_name", "kernel", "device", "problem", "config", "status", "evidence",
-    "is_best", "rank", "latency_ms", "timer", "mfu", "jax_version", "libtpu_version",
+    "is_best", "rank", "latency_ms", "latency_model_ms", "latency_compiled_ms",
+    "latency_measured_ms", "timer", "mfu", "jax_version", "libtpu_version",
     "kernel_fingerprint", "created_at",
 )  # fmt: skip
-
-
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, OverflowError, pa.ArrowException)
 
 
@@ -47,7 +45,7 @@ class Stored:
       row: its columns that lookups need; the others are null.
       shape, options, dtype: the problem, options filled in as stored (nulls left out).
       path: the file, as shown.
-      stamp: modification time and size of the file when read; None for one inside an archive.
+      stamp: of the file, from before it was read.
     """
 
     row: Row
@@ -56,12 +54,12 @@ class Stored:
     dtype: str
     config: Mapping[str, Any]
     path: str
-    stamp: tuple[int, int] | None
+    stamp: Stamp
 
     @property
     def unchanged(self) -> bool:
         """Whether the file is still the one that was read."""
-        return self.stamp is None or _stamp(Path(self.path)) == self.stamp
+        return self.stamp is None or _stamp(self.path) == self.stamp
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,66 +68,89 @@ class Library:
 
     Attributes:
       stored: strongest evidence first, then the newest.
-      damaged: one sentence a file that could not be read.
+      read: file -> (its stamp, what was read: None where no row is the best, and one sentence where
+        it could not be read).
+      folders: as in `sources.Listed`.
       answers: what was asked before, with what was found.
     """
 
     source: str
     stored: tuple[Stored, ...]
-    damaged: tuple[str, ...] = ()
-    files: frozenset[tuple[str, tuple[int, int] | None]] = frozenset()
+    read: Mapping[str, tuple[Stamp, Stored | str | None]]
+    folders: Mapping[str, int | None]
     answers: dict[Any, Any] = field(default_factory=dict)
 
+    @property
+    def changed(self) -> bool:
+        """Whether there may be other files by now, or a damaged one was mended. Reads no file."""
+        if any(since is None or _changed_ns(f) != since for f, since in self.folders.items()):
+            return True
+        watched = (
+            (path, stamp)
+            for path, (stamp, what) in self.read.items()
+            if isinstance(what, str) or not self.folders
+        )
+        return any(_stamp(path) != stamp for path, stamp in watched)
 
-_lock = threading.RLock()
+
 _libraries: dict[str, Library] = {}
+_lock = threading.RLock()
 
 
-def source_of(results: str | Path | None) -> str:
-    """`results`, else $AUTOTUNE_RESULTS, else `results` in the current directory."""
-    if results is not None:
-        return os.fspath(results)
-    return os.environ.get(VARIABLE) or DEFAULT
+def _unlock() -> None:
+    """In the child of a fork nobody is left to release what another thread held."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
 
 
 def opened(source: str, *, fresh: bool = False) -> Library:
-    """The library of a source: read once a process, and again when `fresh` and files changed.
+    """The library of a source: read once a process, and when `fresh` the files that changed again.
 
     Raises:
-      InputError: a source other than the default one does not exist.
+      InputError: a source other than the default one does not exist, or cannot be looked into.
     """
     with _lock:
         known = _libraries.get(source)
-        if known is not None and not (fresh and _listed(source) != known.files):
+        if known is not None and not (fresh and known.changed):
             return known
-        library = _read(source)
-        for sentence in library.damaged:
-            warnings.warn(sentence, stacklevel=5)
-        _libraries[source] = library
+        library = _libraries[source] = _read(source, known)
+        for path, (_, what) in library.read.items():
+            before = known.read.get(path) if known is not None else None
+            if isinstance(what, str) and (before is None or before[1] != what):
+                warnings.warn(f"skipped {what}", stacklevel=4)
         return library
 
 
-def forget() -> None:
+def forget(source: str | None = None) -> None:
     """Drops what was read, so that the next lookup reads its results anew."""
     with _lock:
-        _libraries.clear()
+        if source is None:
+            _libraries.clear()
+        else:
+            _libraries.pop(source, None)
 
 
-def _read(source: str) -> Library:
-    stored: list[Stored] = []
-    damaged: list[str] = []
-    for file in _files(source):
-        try:
-            best = _best_of(file)
-        except _UNREADABLE as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            damaged.append(f"skipped {file}: not a readable leaderboard ({reason})")
-            continue
-        if best is not None:
-            stored.append(best)
-    stored.sort(key=_preference)
+def _read(source: str, before: Library | None) -> Library:
+    """Lists first and reads then, so that what is written meanwhile has another stamp."""
+    read: dict[str, tuple[Stamp, Stored | str | None]] = {}
+    listed = sources.listed(source)
+    for file in listed.files:
+        path = str(file)
+        stamp = _stamp(path) if isinstance(file, Path) else None
+        known = before.read.get(path) if before is not None else None
+        same = known is not None and stamp is not None and known[0] == stamp
+        read[path] = known if known and same else (stamp, _what(file, stamp))
+    read |= {str(error): (None, str(error)) for error in listed.unreadable}
+    stored = [what for _, what in read.values() if isinstance(what, Stored)]
     return Library(
-        source=source, stored=tuple(stored), damaged=tuple(damaged), files=_listed(source)
+        source=source,
+        stored=tuple(sorted(stored, key=_preference)),
+        read=read,
+        folders=listed.folders,
     )
 
 
@@ -138,25 +159,39 @@ def _preference(stored: Stored) -> tuple[int, float, str]:
     return -EVIDENCE.index(stored.row.evidence), -made, stored.path
 
 
-def _best_of(file: Traversable) -> Stored | None:
-    """The best row of a file; None where no candidate was ranked."""
-    with resources.as_file(file) as path:
-        stamp = _stamp(path) if isinstance(file, Path) else None
-        with pq.ParquetFile(path) as opened_file:
-            present = set(opened_file.schema_arrow.names)
-            if missing := {"problem", "config", "kernel", "device", "is_best"} - present:
-                raise ValueError(f"lacks {', '.join(sorted(missing))}")
-            columns = [name for name in _COLUMNS if name in present]
-            table = opened_file.read(columns=columns, use_threads=False)
+def _what(file: Traversable, stamp: Stamp) -> Stored | str | None:
+    """The best row of a file, None where no candidate was ranked, or why it cannot be read."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        return f"{file}: cannot be read ({error.strerror or error})"
+    try:
+        return _best_of(file, content, stamp)
+    except _UNREADABLE as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return f"{file}: not a readable leaderboard ({reason})"
+
+
+def _best_of(file: Traversable, content: bytes, stamp: Stamp) -> Stored | None:
+    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as opened_file:
+        present = set(opened_file.schema_arrow.names)
+        if missing := {"problem", "config", *IDENTITY, "is_best"} - present:
+            raise ValueError(f"lacks {', '.join(sorted(missing))}")
+        columns = [name for name in _COLUMNS if name in present]
+        table = opened_file.read(columns=columns, use_threads=False)
+    if not table.num_rows:
+        raise ValueError("holds no rows")
     marks = table.column("is_best").to_pylist()
+    ranks = table.column("rank").to_pylist() if "rank" in columns else [None] * len(marks)
+    identities = {name: table.column(name).unique().to_pylist() for name in IDENTITY}
+    stem = Path(file.name).stem
+    if fault := contradiction(stem, identities, zip(ranks, marks, strict=True)):
+        raise ValueError(f"contradicts itself: {fault}")
     if True not in marks:
         return None
-    best = table.select(columns).slice(marks.index(True), 1)
-    (record,) = best.cast(pa.schema([SCHEMA.field(n) for n in columns])).to_pylist()
+    (record,) = records(table.select(columns).slice(marks.index(True), 1))
     row = checked(Row(**record))
     stated = statement_of(row)
-    if row.status != "ok":
-        return None
     return Stored(
         row=row,
         shape=stated.shape,
@@ -168,48 +203,14 @@ def _best_of(file: Traversable) -> Stored | None:
     )
 
 
-def _listed(source: str) -> frozenset[tuple[str, tuple[int, int] | None]]:
-    return frozenset((str(f), _stamp(f) if isinstance(f, Path) else None) for f in _files(source))
-
-
-def _files(source: str) -> list[Traversable]:
-    """Every leaderboard file of a source, in path order."""
-    if source.startswith(PACKAGE):
-        return sorted(_walk(_package_data(source.removeprefix(PACKAGE))), key=str)
-    root = Path(source)
-    if not root.exists():
-        if source == DEFAULT:
-            return []
-        raise InputError(
-            f"results {source!r} do not exist; a directory of leaderboards, or "
-            f"{PACKAGE}your_package.folder"
-        )
-    return [root] if root.is_file() else sorted(_walk(root), key=str)
-
-
-def _walk(folder: Traversable) -> Iterator[Traversable]:
-    for entry in folder.iterdir():
-        if entry.name.startswith((".", "_")):
-            continue
-        if entry.is_dir():
-            yield from _walk(entry)
-        elif entry.name.endswith(".parquet"):
-            yield entry
-
-
-def _package_data(name: str) -> Traversable:
-    """The folder of a package, or of a plain folder inside one. Imports the package."""
-    try:
-        return resources.files(importlib.import_module(name))
-    except (ImportError, TypeError, ValueError) as error:
-        raise InputError(
-            f"results {PACKAGE + name!r}: {error}; {PACKAGE}your_package.folder names a folder of "
-            "an importable package"
-        ) from None
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _changed_ns(folder: str) -> int | None:
     with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_mtime_ns, status.st_size
+        return os.stat(folder).st_mtime_ns
+    return None
+
+
+def _stamp(path: str) -> Stamp:
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return status.st_mtime_ns, status.st_size, status.st_ino
     return None

@@ -69,7 +69,8 @@ def kernel_called(text: str, stored: Iterable[Stored]) -> str:
 def check_names(
     kernel: str, shape: Mapping[str, int], options: Mapping[str, Any], stored: Sequence[Stored]
 ) -> None:
-    """Raises InputError for an axis or an option that the kernel does not have.
+    """Raises InputError for an axis or an option that the kernel does not have, and for heads of
+    attention that share no heads of keys.
 
     Of a user's own kernel a stored problem shows the axes; its options at null it does not show.
     """
@@ -84,3 +85,7 @@ def check_names(
     for axis in shape:
         if axes and axis not in axes:
             raise UnknownNameError(f"shape entry of {kernel}", axis, axes)
+    if kernel in BUILT_IN and {"q_heads", "kv_heads"} <= axes:
+        q_heads, kv_heads = shape.get("q_heads", 1), shape.get("kv_heads", 1)
+        if q_heads % kv_heads:
+            raise InputError(f"shape: kv_heads {kv_heads} do not divide q_heads {q_heads}")

@@ -19,6 +19,7 @@ from autotune.problem import Problem
 
 _BLOCKS_OF_AXES = {"m": ("bm",), "k": ("bk",), "n": ("bn",)}
 """Tunables that are a block of an axis but not named `block_…`."""
+_LARGEST = 2**63 - 1  # as in a leaderboard
 _DTYPES = frozenset(name for chip in devices.DEVICES.values() for name in chip.matmul_dtypes)
 """Of the operands that some device multiplies."""
 
@@ -47,7 +48,10 @@ class Query:
         """The checked query. Raises InputError for a device, a dtype or a size that does not
         exist."""
         chip = devices.of_kind(device) or devices.get(device)
-        if dtype not in _DTYPES:
+        for name, given in (("shape", shape), ("options", options or {})):
+            if not isinstance(given, Mapping):
+                raise InputError(f"{name}: {shown(given)} is not allowed; a mapping")
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
             allowed = ", ".join(sorted(_DTYPES))
             raise InputError(f"dtype: {shown(dtype)} is not allowed; {allowed}")
         return cls(
@@ -126,7 +130,9 @@ class Query:
         shape = self.shape_beside(stored)
         if shape is None:
             return None
-        return math.hypot(*(math.log2(n / stored.shape[axis]) for axis, n in shape.items()))
+        return math.hypot(
+            *(math.log2(n) - math.log2(stored.shape[axis]) for axis, n in shape.items())
+        )
 
     def misfit(self, stored: Stored) -> str | None:
         """Why the blocks of `stored` may be illegal for this shape; None where they divide it.
@@ -162,8 +168,11 @@ def _size(axis: str, size: Any) -> int:
         whole = operator.index(size)
     except TypeError:
         whole = 0
-    if isinstance(size, bool) or whole < 1:
-        raise InputError(f"shape.{axis}: {shown(size)} is not allowed; a whole number from 1")
+    if isinstance(size, bool) or not 1 <= whole <= _LARGEST:
+        told = shown(size) if whole <= _LARGEST else f"a number of {whole.bit_length()} bits"
+        raise InputError(
+            f"shape.{axis}: {told} is not allowed; a whole number from 1 to {_LARGEST}"
+        )
     return whole
 
 

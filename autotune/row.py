@@ -145,7 +145,8 @@ def checked(row: Row) -> Row:
         if not isinstance(scope, dict):
             raise ValueError("scopes is not an object of objects")
         for name in _COUNTS:
-            if type(count := scope.get(name, 0)) is not int or count < 0:
+            count = scope.get(name)
+            if count is not None and type(count) not in (int, float):
                 raise ValueError(f"scopes has {name} = {str(count)[:40]}")
     if not all(type(size) is int and size >= 0 for size in _object(row.vmem, "vmem").values()):
         raise ValueError("vmem is not an object of bytes")

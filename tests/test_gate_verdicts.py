@@ -275,3 +275,13 @@ def test_a_board_whose_best_is_not_its_first_is_damaged_and_nothing_is_compared(
     assert (seen.outcome, seen.path) == ("inconclusive", str(board.path))
     assert seen.reason.startswith("damaged baseline: ")
     assert "contradicts itself" in seen.reason
+
+
+@pytest.mark.parametrize("name", ["cycles", "executions", "spill_loads"])
+def test_a_board_that_counts_in_words_is_damaged(name: str, tmp_path: Path) -> None:
+    counts = {"cycles": 1000, "executions": None, "spill_loads": 3, name: "many"}
+    store_matmul(tmp_path, 1024, 1024, 1024, cycles=1000, scopes=json.dumps({"step": counts}))
+    (seen,) = gate.check(tmp_path, Request(against="compile"), jobs=1, progress=Quiet())
+    assert seen.outcome == "inconclusive"
+    assert seen.reason.startswith("damaged baseline: ")
+    assert f"scopes has {name} = many" in seen.reason

@@ -157,6 +157,7 @@ def checked(row: Row) -> Row:
 
 IDENTITY = ("problem_key", "kernel", "device")
 """What all rows of a board share."""
+_PRINTED = (*IDENTITY, "timer", "jax_version", "libtpu_version", "autotune_version")
 _KEY = re.compile(r".+-[0-9a-f]{12}")
 
 
@@ -190,6 +191,8 @@ def contradiction(
 def _check_problem(text: str) -> None:
     problem = _object(text, "problem")
     shape, options = problem.get("shape"), problem.get("options") or {}
+    if not isinstance(problem.get("dtype", ""), str):
+        raise ValueError(f"problem has the dtype {str(problem['dtype'])[:40]}")
     if not isinstance(shape, dict) or not isinstance(options, dict):
         raise ValueError(f"problem has no shape, or odd options: {text[:40]}")
     for axis, size in shape.items():
@@ -213,6 +216,13 @@ def _check_numbers(row: Row) -> None:
         raise ValueError(f"latency_ms is {row.latency_ms}, latency_{row.evidence}_ms {own}")
     if (row.is_best or row.rank is not None) and (row.status != "ok" or row.latency_ms is None):
         raise ValueError(f"a row of status {row.status} and latency {row.latency_ms} is ranked")
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether a JSON value is a number, null, or an object of such."""
+    if type(value) is dict:
+        return all(map(_is_numeric, value.values()))
+    return value is None or type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 class _NoJson(ValueError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+from autotune.errors import shown
 from autotune.leaderboard import Board
 from autotune.report.units import milliseconds
 from autotune.row import Row
@@ -15,6 +17,9 @@ from autotune.stored import candidate_of, statement_of
 
 WIDTH = 88
 """Of a line of comment, as of Python that is formatted the usual way."""
+
+
+T = TypeVar("T")
 
 
 class CannotExpressError(Exception):
@@ -27,6 +32,7 @@ class Entry:
 
     Attributes:
       shape, options, dtype: the problem, options as stored (filled in, nulls left out).
+      shares_name: another entry has the same name.
     """
 
     row: Row
@@ -34,12 +40,24 @@ class Entry:
     options: Mapping[str, Any]
     dtype: str
     config: Mapping[str, Any]
+    shares_name: bool = False
 
     @property
     def name(self) -> str:
-        """`attention (jax.splash) on v6e`, as messages name it."""
+        """`attention (jax.splash) on v6e`."""
         row = self.row
         return f"{row.problem_name or row.problem_key} ({row.kernel}) on {row.device}"
+
+    @property
+    def told(self) -> str:
+        """The name as messages have it: with the problem, where the name alone is not one's own."""
+        return f"{self.name} [{self.problem}]" if self.shares_name else self.name
+
+    @property
+    def problem(self) -> str:
+        sizes = " ".join(f"{axis}={size}" for axis, size in self.shape.items())
+        options = " ".join(f"{k}={json.dumps(v)}" for k, v in self.options.items())
+        return " ".join(filter(None, (sizes, self.dtype, options)))
 
     @property
     def comments(self) -> list[str]:
@@ -48,10 +66,7 @@ class Entry:
         row = self.row
         time = milliseconds(row.latency_ms) if row.latency_ms else "?"
         made = f"{time} {row.evidence}, jax {row.jax_version}, libtpu {row.libtpu_version}"
-        sizes = " ".join(f"{axis}={size}" for axis, size in self.shape.items())
-        options = " ".join(f"{k}={json.dumps(v)}" for k, v in self.options.items())
-        problem = " ".join(filter(None, (sizes, self.dtype, options)))
-        return [f"# {self.name}: {made}", *_wrapped(problem, "#   ")]
+        return [*_wrapped(f"{self.name}: {made}", "# "), *_wrapped(self.problem, "#   ")]
 
     def block(self, name: str, axis: str | None = None) -> int:
         """A block size of the config; one that must divide `axis` where that is given.
@@ -59,13 +74,26 @@ class Entry:
         Raises CannotExpressError for a null, or a block that does not divide.
         """
         value = self.config.get(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise CannotExpressError(f"its {name} is {json.dumps(value)}, not a block size")
-        if axis is not None and self.shape[axis] % value:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CannotExpressError(f"its {name} is {shown(value)}, not a block size")
+        if axis is not None and self.size(axis) % value:
             raise CannotExpressError(
-                f"its {name} {value} does not divide {axis} {self.shape[axis]}, as it must there"
+                f"its {name} {value} does not divide {axis} {self.size(axis)}, as it must there"
             )
         return value
+
+    def size(self, axis: str) -> int:
+        """Raises CannotExpressError where the problem has no such axis."""
+        if axis not in self.shape:
+            raise CannotExpressError(f"its problem has no {axis}")
+        return self.shape[axis]
+
+    def one_of(self, name: str, values: Mapping[Any, T]) -> T:
+        """What `values` has for a tunable. Raises CannotExpressError where it has nothing."""
+        value = self.config.get(name)
+        if value not in values:
+            raise CannotExpressError(f"its {name} is {shown(value)}, which is unknown there")
+        return values[value]
 
     def must_be(self, name: str, *values: Any, why: str) -> None:
         """Raises CannotExpressError where the config has another value, which would be lost."""
@@ -100,7 +128,8 @@ def entries(boards: Iterable[Board]) -> list[Entry]:
                 config=candidate_of(row).config,
             )
             found.append(entry)
-    return found
+    counts = Counter(entry.name for entry in found)
+    return [replace(entry, shares_name=counts[entry.name] > 1) for entry in found]
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

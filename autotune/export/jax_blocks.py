@@ -15,19 +15,28 @@ _NO_LIMIT = "JAX's kernels take no VMEM limit"
 _SUB_BLOCK = "JAX's kernel has no sub-block of queries"
 
 
+_SPLASH: Mapping[str, Callable[[Entry, str], str | int | bool]] = {
+    **dict.fromkeys(
+        ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv",
+         "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"),
+        Entry.block,
+    ),
+    "use_fused_bwd_kernel": lambda entry, name: entry.one_of(name, {False: False, True: True}),
+    **dict.fromkeys(
+        ("q_layout", "k_layout", "v_layout"),
+        lambda entry, name: entry.one_of(name, {n: n for n in ("HEAD_DIM_MINOR", "SEQ_MINOR")}),
+    ),
+}  # fmt: skip
+"""Field of splash attention's `BlockSizes` -> what makes it of an entry's tunable."""
+
+
 def splash(entry: Entry) -> Fields:
     """The fields of splash attention's `BlockSizes`.
 
     Raises CannotExpressError for a kernel whose blocks mean something else.
     """
-    config = entry.config
     if entry.row.kernel == "jax.splash":
-        names = (
-            "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv",
-            "block_kv_dkv_compute", "block_q_dq", "block_kv_dq", "use_fused_bwd_kernel",
-            "q_layout", "k_layout", "v_layout",
-        )  # fmt: skip
-        return {name: config[name] for name in names if config.get(name) is not None}
+        return {n: made(entry, n) for n, made in _SPLASH.items() if entry.config.get(n) is not None}
     if entry.row.kernel != "splash":
         raise CannotExpressError(
             f"JAX's flash and splash attention have no {entry.row.kernel} in them"
@@ -40,7 +49,8 @@ def _own_forward(entry: Entry) -> Fields:
     block_q, block_kv = entry.block("block_q", "q_len"), entry.block("block_kv", "kv_len")
     entry.must_be("vmem_limit_bytes", None, why=_NO_LIMIT)
     entry.must_be("block_q_compute", None, block_q, why=_SUB_BLOCK)
-    compute = entry.config.get("block_kv_compute") or block_kv
+    name = "block_kv_compute"
+    compute = block_kv if entry.config.get(name) is None else entry.block(name)
     if block_kv % compute or compute % 128:
         raise CannotExpressError(f"its block_kv_compute {compute} does not divide {block_kv}")
     return {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": compute}
@@ -105,7 +115,7 @@ def export(found: Sequence[Entry]) -> Export:
         try:
             blocks.append(_text(SPLASH, [entry], splash(entry)))
         except CannotExpressError as reason:
-            refused.append(f"{entry.name}: {reason}")
+            refused.append(f"{entry.told}: {reason}")
     files = {"block_sizes.py": "\n".join(blocks)} if blocks else {}
     return Export(files=files, refused=tuple(refused))
 
@@ -136,7 +146,7 @@ def _flash(group: Sequence[Entry]) -> tuple[list[Entry], Fields, list[str]]:
                 raise CannotExpressError(f"BlockSizes has one {role}; that with {options} took it")
             made[role] = entry, (_FORWARD | _BACKWARD)[kernel](entry)
         except CannotExpressError as reason:
-            refused.append(f"{entry.name}: {reason}")
+            refused.append(f"{entry.told}: {reason}")
     lacking = None
     if "forward" not in made:
         lacking, made_of = "BlockSizes needs the blocks of the forward pass too", {}
@@ -145,7 +155,7 @@ def _flash(group: Sequence[Entry]) -> tuple[list[Entry], Fields, list[str]]:
         made_of = {"forward": made["forward"]}
     else:
         made_of = made
-    refused += [f"{e.name}: {lacking}" for name, (e, _) in made.items() if name not in made_of]
+    refused += [f"{e.told}: {lacking}" for name, (e, _) in made.items() if name not in made_of]
     in_order = [made_of[name] for name in ("forward", "dkv", "dq") if name in made_of]
     fields = {name: value for _, own in in_order for name, value in own.items()}
     return [entry for entry, _ in in_order], fields, refused

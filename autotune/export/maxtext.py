@@ -32,7 +32,7 @@ def export(found: Sequence[Entry]) -> Export:
         try:
             lines = [f"{name}: {_yaml(value)}" for name, value in settings(entry).items()]
         except CannotExpressError as reason:
-            refused.append(f"{entry.name}: {reason}")
+            refused.append(f"{entry.told}: {reason}")
             continue
         documents.append("\n".join([*entry.comments, *lines, ""]))
     files = {"maxtext.yml": "---\n".join(documents)} if documents else {}
@@ -65,7 +65,7 @@ def _tokamax(entry: Entry) -> dict[str, int | str | bool]:
         found["sa_use_fused_bwd_kernel"] = True
     for name in ("q_layout", "k_layout", "v_layout"):
         if name in config:
-            found[f"sa_{name}"] = _LAYOUTS[config[name]]
+            found[f"sa_{name}"] = entry.one_of(name, _LAYOUTS)
     return found | {
         setting: config[field]
         for field, setting in _TOKAMAX.items()

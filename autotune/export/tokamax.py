@@ -62,9 +62,9 @@ def export(found: Sequence[Entry], *, release: str) -> Export:
         try:
             operation, arguments, config = _expressed(entry, release)
         except CannotExpressError as reason:
-            refused.append(f"{entry.name}: {reason}")
+            refused.append(f"{entry.told}: {reason}")
             continue
-        folder = devices.get(entry.row.device).kind.lower().replace(" ", "_")
+        folder = devices.DEVICES[entry.row.device].kind.lower().replace(" ", "_")
         content = files.setdefault(f"{folder}/{operation}.json", {})
         content.setdefault(_text(arguments), {})[_text(config)] = _times(entry)
     return Export(
@@ -76,6 +76,8 @@ def export(found: Sequence[Entry], *, release: str) -> Export:
 def _expressed(entry: Entry, release: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """(operation, arguments, config). Raises CannotExpressError."""
     options = entry.options
+    if entry.row.device not in devices.DEVICES:
+        raise CannotExpressError("there is no such device")
     if entry.row.kernel != "tokamax.splash":
         raise CannotExpressError(f"its cache is of Tokamax's kernels, not of {entry.row.kernel}")
     if options.get("grad"):
@@ -107,13 +109,13 @@ def _expressed(entry: Entry, release: str) -> tuple[str, dict[str, Any], dict[st
 def _arguments(entry: Entry, release: str, *, backward: bool) -> dict[str, Any]:
     """The call's arguments, as `bind` fills them in, those with no array in them at their
     defaults."""
-    s, options = entry.shape, entry.options
+    options = entry.options
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None or (release == "0.0.12" and dtype != "bf16"):
         raise CannotExpressError(f"the form of {entry.dtype} in its cache is not known")
 
     def array(kind: str, *axes: str) -> str:
-        return f"{kind}[{','.join(str(s[axis]) for axis in axes)}]"
+        return f"{kind}[{','.join(str(entry.size(axis)) for axis in axes)}]"
 
     q = array(dtype, "batch", "q_len", "q_heads", "head_dim_qk")
     out = array(dtype, "batch", "q_len", "q_heads", "head_dim_v")
@@ -127,7 +129,7 @@ def _arguments(entry: Entry, release: str, *, backward: bool) -> dict[str, Any]:
         "precision": _precision(release),
         "logits_dtype": "float32",
         # Rounded as there: the last bit is part of the key.
-        "logits_scale": options.get("scale") or 1 / math.sqrt(s["head_dim_qk"]),
+        "logits_scale": options.get("scale") or 1 / math.sqrt(entry.size("head_dim_qk")),
         "bias": None,
         "logits_soft_cap": options.get("attn_logits_soft_cap"),
         "mask": _mask(options.get("mask", {"causal": {"offset": 0}}), release),

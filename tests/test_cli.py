@@ -233,6 +233,14 @@ def test_a_reader_who_closes_the_pipe_ends_the_command_quietly(command: str) -> 
     assert (done.returncode, done.stderr) == (141, ""), "as of a program that SIGPIPE ends"
 
 
+def test_a_closed_stdout_is_one_line_and_status_2() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m autotune devices >&-', sys.executable],
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "autotune: stdout is closed\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_behind_stdout_is_one_line_and_status_2() -> None:
     with Path("/dev/full").open("w") as full:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_leaderboard import row
 
 from autotune.leaderboard import Board, ranked
-from autotune.report import document, table
+from autotune.report import document, summary, table
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import milliseconds
 from autotune.row import Row
@@ -157,6 +158,21 @@ def test_names_with_brackets_are_printed_as_they_are() -> None:
     named = compiled(1, 1.0, problem_name="up [/] x [bold]y[/bold] :smile:")
     table.write_terminal([board(named)], top=5, file=file)
     assert "up [/] x [bold]y[/bold] :smile:" in file.getvalue()
+
+
+def test_what_a_terminal_would_obey_is_nowhere_in_a_report() -> None:
+    config = r'{"bm": "\u001b[31mred\u0007"}'
+    problem = r'{"shape": {"m": 8}, "options": {"mode": "\u001b[2J"}, "dtype": 7}'
+    about = {"problem": problem, "problem_name": "up\x1b[0m", "kernel": "mat\x1b[1mmul"}
+    best = replace(compiled(1, 1.0, jax_version="0\x1b[5m", **about), config=config)
+    failed = row({"bm": 2}, status="failed", reason="line one\x1b[31m\nline two\r", **about)
+    assert failed.reason == "line one [31m line two"
+    file = io.StringIO()
+    odd = [board(best, failed, convention="2\x1b[7mmkn")]
+    table.write_terminal(odd, top=5, file=file)
+    summary.write_terminal(odd, many=True, file=file)
+    assert "bm= [31mred" in file.getvalue()
+    assert not [c for c in file.getvalue() if not c.isprintable() and c != "\n"]
 
 
 def test_a_name_is_one_line_wherever_it_stands_and_no_markup_in_markdown() -> None:

@@ -248,6 +248,19 @@ def test_the_winner_s_blocks_are_in_sight_of_a_desktop_and_before_the_counts(
 
 
 @browser
+def test_markup_in_a_config_or_an_allocation_does_not_swallow_the_page(
+    board: Board, tmp_path: Path
+) -> None:
+    odd = "<!--<script>"
+    config = json.dumps({"bm": 1, "bn": 1, "mode": odd})
+    best = row(1, 1, 0.5, config=config, vmem=json.dumps({odd: 2**20}))
+    shown = replace(board, rows=tuple(ranked([best, *board.rows])))
+    dom = shown_by_browser(written([shown, board]), tmp_path)
+    assert dom.count("js-plotly-plot") >= 10, "the plots of both problems"
+    assert dom.count("candidate did not survive</summary>") == 2
+
+
+@browser
 def test_a_click_on_a_column_sorts_by_its_numbers(tmp_path: Path) -> None:
     rows = [["a", Cell(text="10 ms", order=10.0)], ["b", Cell(text="–")],
             ["c", Cell(text="9 ms", order=9.0)]]  # fmt: skip

@@ -33,6 +33,13 @@ IN_ORDER = (
 """Of `--help`: the order in which a user comes to need them."""
 
 
+class _Closed(io.TextIOBase):
+    """Stands for a stdout that was closed before the start, which Python leaves None."""
+
+    def write(self, text: str) -> int:
+        raise OSError("stdout is closed")
+
+
 class _OneLineErrors(TyperGroup):
     """Every error a user can cause is one line on stderr and the exit status of its kind."""
 
@@ -53,6 +60,7 @@ class _OneLineErrors(TyperGroup):
         **more: Any,
     ) -> Any:
         words = list(sys.argv[1:] if args is None else args)
+        sys.stdout = sys.stdout or _Closed()
         if isinstance(sys.stdout, io.TextIOWrapper):  # a charset without arrows is no failure
             sys.stdout.reconfigure(errors="replace")
         try:

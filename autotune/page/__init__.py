@@ -135,10 +135,11 @@ def _cell(cell: Cell | str, is_number: bool) -> str:
 def figure(*choices: Figure, label: str, height: int = 340) -> str:
     """A figure under its `label` as a heading, in the page's width and colours.
 
-    Several `choices` get a menu, the first of them shown.
+    Several `choices` get a menu, the first of them shown. No `<` is left in the JSON: `<!--` and
+    `<script` would end a script element elsewhere than where it ends.
     """
     told = [{"name": c.name, "data": c.data, "layout": c.layout} for c in choices]
-    script = json.dumps(told, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    script = json.dumps(told, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f"<figure><figcaption>{text(label)}</figcaption>"
         f'<div class="plot" data-height="{height}" aria-label="{text(label)}">'

@@ -16,6 +16,7 @@ from autotune.leaderboard import Board
 from autotune.report import reasons, table
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import milliseconds
+from autotune.row import printable
 
 FEW = 12
 """Leaderboards that are told in full where nobody says otherwise; of more, a line each."""
@@ -108,7 +109,7 @@ def _folded(text: str, width: int, *, indent: str = "") -> list[str]:
 def _about(board: Board) -> str:
     first, best = board.rows[0], board.best
     evidence = best.evidence if best else "no candidate survived"
-    return f"{first.kernel} on {first.device}, {evidence}"
+    return printable(f"{first.kernel} on {first.device}, {evidence}")
 
 
 def _group(boards: Sequence[Board], names: Sequence[str], width: int) -> list[str]:
@@ -246,14 +247,17 @@ def _alike(boards: Sequence[Board]) -> dict[str, list[Board]]:
 def conventions(boards: Sequence[Board]) -> list[str]:
     """What the FLOPs behind MFU and TFLOP/s are, a line a kernel."""
     counted = {(b.rows[0].kernel, b.flop_convention): None for b in boards if b.flop_convention}
-    return [f"FLOPs of {kernel}: {convention}" for kernel, convention in counted]
+    return [printable(f"FLOPs of {kernel}: {convention}") for kernel, convention in counted]
 
 
 def _notes(boards: Sequence[Board]) -> list[str]:
     """What each table would say under it and a reader of winners must know."""
     firsts = [board.best or board.rows[0] for board in boards]
-    reasons = Counter(reason for row in firsts if (reason := stale.reason(row)))
-    return [f"{n} of {len(boards)} problems are {reason}" for reason, n in reasons.most_common()]
+    stories = Counter(reason for row in firsts if (reason := stale.reason(row)))
+    return [
+        printable(f"{n} of {len(boards)} problems are {reason}")
+        for reason, n in stories.most_common()
+    ]
 
 
 def _pair_rows(boards: Sequence[Board]) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from autotune.leaderboard import Board
 from autotune.report import reasons
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import milliseconds
-from autotune.row import Row, indistinguishable
+from autotune.row import Row, indistinguishable, printable
 
 HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
 MIB = 2**20
@@ -57,7 +57,7 @@ def band(row: Row) -> str:
 
 def blocks(config: str) -> str:
     """A config as `bm=512 bk=1024`; entries that are null (the kernel's own choice) left out."""
-    return " ".join(f"{k}={v}" for k, v in json.loads(config).items() if v is not None)
+    return printable(" ".join(f"{k}={v}" for k, v in json.loads(config).items() if v is not None))
 
 
 def caption(board: Board) -> list[str]:
@@ -77,7 +77,7 @@ def caption(board: Board) -> list[str]:
         lines.append(alike)
     if board.flop_convention:
         lines.append(f"FLOPs: {board.flop_convention}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def of_default(board: Board) -> str | None:
@@ -203,7 +203,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], file: IO[str]
 
 def escaped(text: str) -> str:
     """`text` without what ends a cell or begins a tag in Markdown, on one line."""
-    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    return (
+        " ".join(printable(text).split())
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace("|", "\\|")
+    )
 
 
 def _shown(board: Board, top: int) -> list[Row]:
@@ -216,17 +221,15 @@ def title(board: Board) -> str:
     dtype where it is not bfloat16, so that no two problems of one shape look alike."""
     first = board.rows[0]
     name = f"{first.problem_name}: " if first.problem_name else ""
-    return f"{name}{first.kernel} on {first.device} ({shape(board.rows[0])})"
+    return printable(f"{name}{first.kernel} on {first.device} ({shape(first)})")
 
 
 def shape(row: Row) -> str:
     """`m=4096 k=7168; float32 causal=true`: what a title has in brackets."""
-    problem = json.loads(row.problem)
-    told = facts(row)
-    dtype = told.pop("dtype", None)
-    sizes = " ".join(f"{k}={told.pop(k)}" for k in problem["shape"])
-    more = [*([dtype] if dtype else []), *(f"{k}={v}" for k, v in told.items())]
-    return f"{sizes}; {' '.join(more)}" if more else sizes
+    axes = json.loads(row.problem)["shape"]
+    sizes = " ".join(f"{axis}={size}" for axis, size in axes.items())
+    told = [v if k == "dtype" else f"{k}={v}" for k, v in facts(row).items() if k not in axes]
+    return printable(f"{sizes}; {' '.join(told)}" if told else sizes)
 
 
 def facts(row: Row) -> dict[str, str]:
@@ -236,7 +239,7 @@ def facts(row: Row) -> dict[str, str]:
     told = {axis: str(size) for axis, size in problem["shape"].items()}
     dtype = problem.get("dtype") or "bfloat16"
     if dtype != "bfloat16":
-        told["dtype"] = dtype
+        told["dtype"] = _option(dtype)
     options = problem.get("options") or {}
     return told | {k: _option(v) for k, v in options.items() if _on(v)}
 

@@ -137,6 +137,10 @@ def checked(row: Row) -> Row:
     for name in ("problem_key", "kernel", "device", "problem", "config"):
         if not getattr(row, name):
             raise ValueError(f"a row lacks {name}")
+    for name in _PRINTED:
+        text = getattr(row, name)
+        if text is not None and not text.isprintable():
+            raise ValueError(f"{name} is not one line of text: {text!r:.60}")
     _check_problem(row.problem)
     for name, value in _object(row.config, "config").items():
         if isinstance(value, dict | list):
@@ -157,6 +161,7 @@ def checked(row: Row) -> Row:
 
 IDENTITY = ("problem_key", "kernel", "device")
 """What all rows of a board share."""
+# These stand in comments of code and lines of a terminal.
 _PRINTED = (*IDENTITY, "timer", "jax_version", "libtpu_version", "autotune_version")
 _KEY = re.compile(r".+-[0-9a-f]{12}")
 
@@ -216,13 +221,6 @@ def _check_numbers(row: Row) -> None:
         raise ValueError(f"latency_ms is {row.latency_ms}, latency_{row.evidence}_ms {own}")
     if (row.is_best or row.rank is not None) and (row.status != "ok" or row.latency_ms is None):
         raise ValueError(f"a row of status {row.status} and latency {row.latency_ms} is ranked")
-
-
-def _is_numeric(value: Any) -> bool:
-    """Whether a JSON value is a number, null, or an object of such."""
-    if type(value) is dict:
-        return all(map(_is_numeric, value.values()))
-    return value is None or type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 class _NoJson(ValueError):

@@ -100,7 +100,10 @@ def merge(
                 board = replace(new, rows=tuple(ranked(_merged(stored.rows, rows))))
                 board = replace(board, others=_others(stored, board.rows))
             if best is not None and board.best is not None and board.best.config != best:
-                raise InputError(f"{path}: {board.best.config} would be the best, not {best}")
+                raise InputError(
+                    f"{path}: {board.best.config} would be the best, not {best}; "
+                    "`autotune sweep` ranks anew"
+                )
             if stored != board:
                 board_file.write(board)
     except OSError as error:

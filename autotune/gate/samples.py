@@ -117,13 +117,13 @@ def _beside_default(own: Shift, against: Shift, tolerance: float) -> tuple[str, 
     seen += f", p {against.p_slower:.2g})"
     if _upper(against) >= tolerance:
         if own.high < -tolerance:
-            return PASS, f"faster than it was, the default more so: {seen}"
+            return PASS, f"faster than it was, whatever the default is: {seen}"
+        if against.p_slower >= ALARM or against.estimate < tolerance / 2:
+            return INCONCLUSIVE, f"too noisy to rule out {tolerance:.0%}: {seen}"
         gained = against.estimate - own.estimate  # by the default
         if own.high < 0 or (own.estimate < tolerance and gained > tolerance + RUN_DRIFT):
             return INCONCLUSIVE, f"not slower than it was, but the default got faster: {seen}"
-        if against.p_slower < ALARM and against.estimate >= tolerance / 2:
-            return REGRESSION, f"slower: {seen}"
-        return INCONCLUSIVE, f"too noisy to rule out {tolerance:.0%}: {seen}"
+        return REGRESSION, f"slower: {seen}"
     if own.low > tolerance + RUN_DRIFT and own.p_slower < ALARM:
         return REGRESSION, f"the default slowed down too, by more than runs drift: {seen}"
     if own.estimate > tolerance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -16,7 +17,7 @@ from test_cli import call
 
 from autotune import export as exports
 from autotune.export import Entry
-from autotune.export.entry import CannotExpressError
+from autotune.export.entry import WIDTH, CannotExpressError
 from autotune.kernels import base
 
 SHAPE = {
@@ -50,7 +51,7 @@ TOKAMAX_BACKWARD = {
 
 def keep(results: Path, kernel: str, config: dict[str, Any], **about: Any) -> None:
     columns = {n: about.pop(n) for n in ("samples_ms", "evidence") if n in about}
-    asked = problem(kernel, {**SHAPE, **about.pop("shape", {})}, name=kernel, **about)
+    asked = problem(kernel, {**SHAPE, **about.pop("shape", {})}, **{"name": kernel, **about})
     store(results, row(asked, config, 1.5, **columns))
 
 
@@ -94,9 +95,10 @@ def test_no_line_is_longer_than_a_screen_whatever_the_mask(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mask = {"all": [{"causal": {}}, {"documents": {"lengths": [32] * 128}}]}
-    keep(tmp_path, "jax.splash", GRAD, options={"mask": mask, "grad": True})
+    name = "training, forward and backward passes of packed documents, by splash attention"
+    keep(tmp_path, "jax.splash", GRAD, options={"mask": mask, "grad": True}, name=name)
     out, _ = run(capsys, target, str(tmp_path))
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, out.splitlines())) <= WIDTH
     comments = " ".join(line.lstrip("# ") for line in out.splitlines() if line.startswith("#"))
     assert f"mask={json.dumps(mask)}" in comments, "nothing is left out"
     if target == "jax":
@@ -399,3 +401,55 @@ def test_real_boards_keys_are_the_names_the_exports_read() -> None:
 def test_a_refusal_is_an_error_of_its_own() -> None:
     with pytest.raises(CannotExpressError, match="its block_q is true"):
         entry("splash", {"block_q": True}).block("block_q")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "told"),
+    [
+        ("jax.splash", {**SPLASH, "block_q": 0}, "its block_q is 0, not a block size"),
+        ("jax.splash", {**SPLASH, "block_kv": -128}, "its block_kv is -128, not a block size"),
+        ("jax.splash", {**SPLASH, "block_kv_compute": 1.5}, "its block_kv_compute is 1.5, not a"),
+        ("jax.splash", {**SPLASH, "q_layout": "X, y=1"}, "its q_layout is 'X, y=1', which is unk"),
+        ("jax.splash", {**GRAD, "use_fused_bwd_kernel": "x"}, "its use_fused_bwd_kernel is 'x'"),
+        ("flash_fwd", {**OWN, "block_q": 0}, "its block_q is 0, not a block size"),
+        ("flash_fwd", {**OWN, "block_kv_compute": "z"}, "its block_kv_compute is 'z', not a block"),
+        ("splash", {**OWN, "block_kv_compute": True}, "its block_kv_compute is true, not a block"),
+    ],
+)
+@pytest.mark.parametrize("target", ["jax", "maxtext"])
+def test_a_config_with_odd_values_is_refused_in_words(
+    kernel: str, config: dict[str, Any], told: str, target: str
+) -> None:
+    made = exports.export(target, [entry(kernel, config)])
+    assert not made.files
+    if (kernel, target) != ("flash_fwd", "maxtext"):
+        assert told in made.refused[0]
+
+
+def test_a_problem_that_lacks_an_axis_is_refused_in_words() -> None:
+    odd = dataclasses.replace(entry("flash_fwd", OWN), shape={"m": 1})
+    assert exports.export("jax", [odd]).refused[0].endswith("its problem has no q_len")
+    odd = dataclasses.replace(entry("tokamax.splash", TOKAMAX), shape={"m": 1})
+    assert "its problem has no " in exports.export("tokamax", [odd]).refused[0]
+
+
+def test_refusals_tell_apart_what_shares_a_name_and_say_what_would_narrow_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for device, q_len in (("v6e", 1024), ("v6e", 2048), ("v5e", 1024), ("v5p", 1024)):
+        keep(tmp_path, "flash_dq", {}, shape={"q_len": q_len}, device=device)
+    status, _, err = call(capsys, "export", "tokamax", str(tmp_path))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "exported to tokamax: flash_dq (flash_dq) on v5e: " in err
+    assert err.endswith("; tokamax takes tokamax.splash\n")
+    assert "flash_dq (flash_dq) on v6e [batch=4 head_dim_qk=128 " in err
+    assert "and 1 more, of which --device and --problem would leave fewer" in err
+
+
+def test_a_problem_called_even_is_exported_without_uneven(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "jax.splash", SPLASH, name="even")
+    keep(tmp_path, "jax.splash", SPLASH, name="uneven", shape={"batch": 8})
+    out, _ = run(capsys, "json", str(tmp_path), "--problem", "even")
+    assert [c["problem_name"] for c in json.loads(out)["configs"]] == ["even"]

@@ -685,7 +685,8 @@ BAD = {
         ["--shape", "m=1", "--device", "v6e", "--option", "epi=1"], 2, "unknown option of matmul"),
     "name": (["--problem", "x"], 4, "no stored result in"),
     "name on a chip": (["--problem", "up", "--device", "v5p"], 4, "on v5p (stored: up)"),
-    "two": (["--problem", "up"], 2, "is not one problem but 2"),
+    "two": (["--problem", "up"], 2,
+            "is not one problem but 2, of which --device or --problem KEY picks one"),
     "miss": (["--shape", "m=1,k=1,n=1", "--device", "v5p"], 4, "tuned for tpu7x, v6e"),
     "on miss": (["--shape", "m=1", "--device", "v6e", "--on-miss", "x"], 2, "--on-miss 'x'"),
 }  # fmt: skip

@@ -51,7 +51,7 @@ def best(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Operand dtype.")] = "bfloat16",
     problem: Annotated[
-        str | None, typer.Option(help="Name of a stored problem, in place of --shape.")
+        str | None, typer.Option(help="Name or key of a stored problem, in place of --shape.")
     ] = None,
     on_miss: Annotated[
         OnMiss,
@@ -158,7 +158,12 @@ def _named(kernel: str, name: str, device: str | None, results: str | None) -> B
         )
     if len(found) > 1:
         where = ", ".join(f"{key} on {chip}" for chip, key in sorted(found))
-        raise InputError(f"--problem {name!r} is not one problem but {len(found)}: {where}")
+        several = len({chip for chip, _ in found}) > 1
+        narrower = f"{'--device or ' if several else ''}--problem KEY"
+        raise InputError(
+            f"--problem {name!r} is not one problem but {len(found)}, of which {narrower} picks "
+            f"one: {where}"
+        )
     (stored,) = found.values()
     return best.BestConfig(stored.config, best.match_of(stored))
 

@@ -24,7 +24,7 @@ class Target(enum.StrEnum):
     json = "json"
 
 
-@app.command(epilog="Example: autotune export jax results --problem attention")
+@app.command(epilog="Example: autotune export jax results --problem prefill --device v6e")
 def export(
     target: Annotated[Target, typer.Argument(help="Whose form: jax, maxtext, tokamax or json.")],
     results: Boards = Path("results"),
@@ -59,12 +59,21 @@ def export(
         )
     made = exports.export(target.value, found, tokamax_release=tokamax_release)
     if not made.files:
-        more = f"; and {len(made.refused) - 3} more" if len(made.refused) > 3 else ""
-        reasons = "; ".join(made.refused[:3])
-        raise InputError(f"nothing here can be exported to {target.value}: {reasons}{more}")
+        raise InputError(_refused(made, target, devices={entry.row.device for entry in found}))
     write(made, target, output)
     for sentence in made.refused:
         print(f"autotune: not exported: {sentence}", file=sys.stderr)
+
+
+def _refused(made: Export, target: Target, *, devices: set[str]) -> str:
+    """One line: why nothing can be exported, the first of many reasons, and what would be fewer."""
+    from autotune.export import KERNELS
+
+    told = f"nothing here can be exported to {target.value}: {'; '.join(made.refused[:3])}"
+    if len(made.refused) > 3:
+        narrower = "--device and --problem" if len(devices) > 1 else "--problem"
+        told += f"; and {len(made.refused) - 3} more, of which {narrower} would leave fewer"
+    return f"{told}; {target.value} takes {KERNELS[target.value]}"
 
 
 def write(made: Export, target: Target, output: Path | None) -> None:

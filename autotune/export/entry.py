@@ -32,7 +32,7 @@ class Entry:
 
     Attributes:
       shape, options, dtype: the problem, options as stored (filled in, nulls left out).
-      shares_name: another entry has the same name.
+      apart: what tells it from others of its name, in messages; nothing where there is none.
     """
 
     row: Row
@@ -40,7 +40,7 @@ class Entry:
     options: Mapping[str, Any]
     dtype: str
     config: Mapping[str, Any]
-    shares_name: bool = False
+    apart: str = ""
 
     @property
     def name(self) -> str:
@@ -50,14 +50,17 @@ class Entry:
 
     @property
     def told(self) -> str:
-        """The name as messages have it: with the problem, where the name alone is not one's own."""
-        return f"{self.name} [{self.problem}]" if self.shares_name else self.name
+        """The name as messages have it."""
+        return f"{self.name} [{self.apart}]" if self.apart else self.name
+
+    @property
+    def sizes(self) -> str:
+        return " ".join(f"{axis}={size}" for axis, size in self.shape.items())
 
     @property
     def problem(self) -> str:
-        sizes = " ".join(f"{axis}={size}" for axis, size in self.shape.items())
         options = " ".join(f"{k}={json.dumps(v)}" for k, v in self.options.items())
-        return " ".join(filter(None, (sizes, self.dtype, options)))
+        return " ".join(filter(None, (self.sizes, self.dtype, options)))
 
     @property
     def comments(self) -> list[str]:
@@ -128,8 +131,16 @@ def entries(boards: Iterable[Board]) -> list[Entry]:
                 config=candidate_of(row).config,
             )
             found.append(entry)
-    counts = Counter(entry.name for entry in found)
-    return [replace(entry, shares_name=counts[entry.name] > 1) for entry in found]
+    names = Counter(entry.name for entry in found)
+    shapes = Counter((entry.name, entry.sizes) for entry in found)
+    return [
+        entry
+        if names[entry.name] == 1
+        else replace(
+            entry, apart=entry.sizes if shapes[entry.name, entry.sizes] == 1 else entry.problem
+        )
+        for entry in found
+    ]
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -10,7 +10,14 @@ from autotune.errors import UnknownNameError
 from autotune.export import jax_blocks, maxtext, tokamax
 from autotune.export.entry import Entry, Export
 
-TARGETS = ("jax", "maxtext", "tokamax", "json")
+KERNELS = {
+    "jax": "jax.splash and jax.flash, and of flash_* and splash what means the same",
+    "maxtext": "jax.splash and tokamax.splash, and of splash what means the same",
+    "tokamax": "tokamax.splash",
+    "json": "every kernel",
+}
+"""Target -> whose configs it takes, in words."""
+TARGETS = tuple(KERNELS)
 
 
 def export(target: str, found: Sequence[Entry], *, tokamax_release: str | None = None) -> Export:

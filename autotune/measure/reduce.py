@@ -25,12 +25,16 @@ _SMALL = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Structure:
-    """Per call the grid; per window and axis block size, blocks, and whether one lies inside."""
+    """Per call the grid; per window and axis block size, blocks, and whether one lies inside.
+
+    `copies`: what an interpreter spends its time on; smaller pages are more of them.
+    """
 
     grids: tuple[tuple[int, ...], ...]
     blocks: tuple[tuple[int, ...], ...]
     counts: tuple[tuple[int, ...], ...]
     inside: tuple[tuple[bool, ...], ...]
+    copies: int
 
     @classmethod
     def of(cls, calls: tuple[PallasCall, ...]) -> _Structure:
@@ -41,6 +45,7 @@ class _Structure:
             blocks=tuple(w.block_shape for w in windows),
             counts=tuple(tuple(-(-size // block) for size, block in pairs) for pairs in axes),
             inside=tuple(tuple(block <= size for size, block in pairs) for pairs in axes),
+            copies=sum(call.dma_count for call in calls),
         )
 
     def kept_by(self, other: _Structure) -> bool:
@@ -65,15 +70,15 @@ def reduced(kernel: Kernel, problem: Problem, config: Config) -> Problem:
 
     Raises KernelError for whatever building or tracing the candidate raises.
     """
-    whole = _structure(kernel, problem, config)
+    whole = least = _structure(kernel, problem, config)
     done: set[str] = set()
     for axes in _groups(problem.shape):
         if done.intersection(axes):
             continue
         for sizes in _attempts({axis: problem.shape[axis] for axis in axes}, config):
-            smaller = _smaller(kernel, problem, sizes, config, whole)
-            if smaller is not None:
-                problem = smaller
+            smaller = _smaller(kernel, problem, sizes, config)
+            if smaller and whole.kept_by(smaller[1]) and smaller[1].copies <= least.copies:
+                problem, least = smaller
                 done.update(axes)
                 break
     return problem
@@ -122,13 +127,12 @@ def _smaller(
     problem: Problem,
     sizes: Mapping[str, int],
     config: Config,
-    whole: _Structure,
-) -> Problem | None:
-    """The problem with `sizes` for some axes, where `config` runs on it in the same structure."""
+) -> tuple[Problem, _Structure] | None:
+    """The problem with `sizes` for some axes, where `config` runs on it."""
     try:
         smaller = _resized(kernel, problem, sizes)
-        if _runs(kernel, smaller, config) and whole.kept_by(_structure(kernel, smaller, config)):
-            return smaller
+        if _runs(kernel, smaller, config):
+            return smaller, _structure(kernel, smaller, config)
     except AutotuneError:
         pass  # a size that the kernel cannot have
     return None

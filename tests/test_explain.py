@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from boards import row, store
+from test_cost_model import V6E, held_schedule, make_call, program, window
 
-from autotune import cli
+from autotune import cli, page
 from autotune.cli import explain as explain_module
 from autotune.errors import InputError
-from autotune.explain import subject
+from autotune.explain import bill, facts, subject
 from autotune.kernels import base
+from autotune.report import table
 
 CONFIG = """
 device: v6e
@@ -125,6 +129,7 @@ def test_a_compiled_candidate_shows_bill_scopes_timeline_and_neighbours(
     assert ended == {("ok", "compiled")}
     assert run("explain", place, "bm=256 bn=256 bk=256", *results) == 0
     text = capsys.readouterr().out
+    assert re.search(r"roofline: \d+ executed FLOP per byte .* predicted \d+ executed\n", text)
     for part in ("VMEM (limit", "one step away", "roofline:", "steady step", "the kernel's own"):
         assert part in text, f"the text lacks {part}"
     page = tmp_path / "why.html"
@@ -214,3 +219,28 @@ def test_the_example_of_the_help_has_one_answer_in_a_clone() -> None:
     changed = subject.candidate(found, pairs).config
     assert (changed["bm"], changed["bn"]) == (1024, 512)
     assert changed["bk"] == subject.candidate(found, "best").config["bk"]
+
+
+def test_a_window_that_the_compiler_did_without_says_why() -> None:
+    call = make_call(windows=(window(), window(name="input 1"), window("output")))
+    schedule = held_schedule("input window 1", "output window 0")
+    lines = bill.lines(program(call), [schedule], V6E)
+    assert {line.allocation: line.without for line in lines if line.without} == {
+        "input window 0": bill.HELD
+    }
+    assert facts.without(lines) == [f"kernel: input window 0: {bill.HELD}"]
+    merged = program(call, replace(call, name="other"))
+    (both, other) = (
+        [line for line in bill.lines(merged, [schedule], V6E) if line.call == name]
+        for name in ("kernel", "other")
+    )
+    assert {line.without for line in other} == {bill.MERGED}
+    assert bill.MERGED not in {line.without for line in both}
+    assert not facts.without(bill.lines(program(call), [], V6E)), "nothing was compiled"
+
+
+def test_the_page_sets_code_as_code_and_options_as_words() -> None:
+    assert page.paragraph("`step` <b>") == "<p><code>step</code> &lt;b&gt;</p>"
+    assert table.options_on({"causal": True, "mask": {"full": {}}, "window": 5}) == {
+        "causal": "true", "window": "5",
+    }  # fmt: skip

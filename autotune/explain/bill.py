@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autotune import cost_model
+from autotune import cost_model, latency
 from autotune.explain.facts import VmemLine
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from autotune.device import Device
     from autotune.evidence import Schedule
 
+HELD = "no window in the compiled program, since XLA holds the operand in VMEM already"
+MERGED = "the compiler merged this call with another"
 _NAMES = {"scratch": "scratch", "temporary": "register spills"}
 
 
@@ -28,6 +30,10 @@ def lines(program: Program, schedules: Sequence[Schedule], device: Device) -> tu
             model[name] = model.get(name, 0) + a.bytes
         schedule = by_call.get(id(call))
         compiled = dict(schedule.vmem) if schedule else {}
+        held = latency.held_windows(call, schedule) if schedule else frozenset()
+        without = {tag: HELD for n, tag in enumerate(call.allocations()) if n in held}
+        if schedules and schedule is None:
+            without = dict.fromkeys(model, MERGED)
         names = [*model, *(n for n in compiled if n not in model)]
         found.extend(
             VmemLine(
@@ -35,6 +41,7 @@ def lines(program: Program, schedules: Sequence[Schedule], device: Device) -> tu
                 allocation=name,
                 model_bytes=model.get(name),
                 compiled_bytes=compiled.get(name),
+                without=None if compiled.get(name) else without.get(name),
             )
             for name in names
             if model.get(name) or compiled.get(name)

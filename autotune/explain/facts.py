@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,13 +12,24 @@ class VmemLine:
     """One kind of allocation of a call: the model's bytes beside the compiler's.
 
     `model_bytes` is None for what only the compiler knows (register spills, its own scratch),
-    `compiled_bytes` where nothing was compiled or the compiler did without.
+    `compiled_bytes` where nothing was compiled or the compiler did without; `without` says why, if
+    that is known.
     """
 
     call: str
     allocation: str
     model_bytes: int | None
     compiled_bytes: int | None
+    without: str | None = None
+
+
+def without(lines: Sequence[VmemLine]) -> list[str]:
+    """A sentence a call and reason for which allocations have no bytes of the compiler's."""
+    named: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        if line.without:
+            named.setdefault((line.call, line.without), []).append(line.allocation)
+    return [f"{call}: {', '.join(names)}: {why}" for (call, why), names in named.items()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from autotune import page
-from autotune.explain.facts import Explanation
+from autotune.explain.facts import Explanation, without
 from autotune.explain.terminal import headline
 from autotune.page import COLOURS, Cell, Figure, Section
 from autotune.report.units import milliseconds
@@ -27,10 +27,9 @@ def _sections(e: Explanation) -> Iterator[Section]:
     if e.timeline:
         yield Section(title="Timeline", body=_timelines(e))
     if e.vmem:
-        yield Section(
-            title="VMEM",
-            body=page.figure(_vmem(e), label="by allocation, the model's beside the compiler's"),
-        )
+        drawn = page.figure(_vmem(e), label="by allocation, the model's beside the compiler's")
+        told = "".join(page.paragraph(sentence) for sentence in without(e.vmem))
+        yield Section(title="VMEM", body=drawn + told)
     if e.scopes:
         yield Section(title="Scopes", body=_scopes(e))
     if e.roofline is not None and e.roofline.intensity is not None:

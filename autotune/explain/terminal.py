@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from typing import IO
 
 from rich.console import Console
 from rich.table import Table
 
-from autotune.explain.facts import Explanation, Segment
+from autotune.explain.facts import Explanation, Segment, without
+from autotune.report.table import options_on
 from autotune.report.units import milliseconds
+from autotune.row import printable
 
 MIB = 2**20
 INKS = "█▒▓░▚▞"
@@ -34,13 +35,14 @@ def write(explanation: Explanation, file: IO[str]) -> None:
 def headline(e: Explanation) -> list[str]:
     """The problem, the config, the verdict: what fits three lines."""
     shape = " ".join(f"{axis}={size}" for axis, size in e.shape.items())
-    options = {k: v for k, v in e.options.items() if v is not None}
+    options = " ".join(f"{k}={v}" for k, v in options_on(e.options).items())
     config = " ".join(f"{k}={v}" for k, v in e.config.items() if v is not None)
     lines = [
         f"{e.problem}: {e.kernel} on {e.device} ({shape}) {e.dtype}",
-        f"options {json.dumps(options, sort_keys=True)}",
+        *([f"options {options}"] if options else []),
         f"config  {config}",
     ]
+    lines = [printable(line) for line in lines]
     if e.latency_ms is None:
         return [*lines, f"{e.status}: {e.reason}"]
     band = ""
@@ -79,6 +81,8 @@ def _vmem(e: Explanation, console: Console) -> None:
         sums = [None if set(side) == {None} else sum(n or 0 for n in side) for side in sides]
         table.add_row(f"{call}: sum" if several else "sum", *map(_mib, sums), style="bold")
     console.print(table)
+    for sentence in without(e.vmem):
+        console.print(f"  {sentence}")
 
 
 def _scopes(e: Explanation, console: Console) -> None:
@@ -109,8 +113,11 @@ def _roofline(e: Explanation, console: Console) -> None:
     r = e.roofline
     if r is None:
         return
-    intensity = "no traffic" if r.intensity is None else f"{r.intensity:,.0f} FLOP per byte"
-    reached = "" if r.executed_tflops is None else f"; predicted {r.executed_tflops:,.0f}"
+    # The headline's TFLOP/s count the mathematical definition's: fewer where blocks are masked.
+    intensity = (
+        "no traffic" if r.intensity is None else f"{r.intensity:,.0f} executed FLOP per byte"
+    )
+    reached = "" if r.executed_tflops is None else f"; predicted {r.executed_tflops:,.0f} executed"
     console.print(
         f"roofline: {intensity} (ridge {r.ridge:,.0f}), attainable {r.attainable_tflops:,.0f} of "
         f"{r.peak_tflops:,.0f} TFLOP/s{reached}\n"

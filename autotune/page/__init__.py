@@ -10,6 +10,7 @@ import base64
 import gzip
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
@@ -71,7 +72,8 @@ def text(value: object) -> str:
 
 
 def paragraph(value: str) -> str:
-    return f"<p>{text(value)}</p>"
+    """`value` as a paragraph; what has backticks around it is set as code."""
+    return "<p>" + re.sub("`([^`]+)`", r"<code>\1</code>", text(value)) + "</p>"
 
 
 def folded(summary: str, body: str) -> str:

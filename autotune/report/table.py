@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from rich.cells import cell_len
@@ -240,8 +240,12 @@ def facts(row: Row) -> dict[str, str]:
     dtype = problem.get("dtype") or "bfloat16"
     if dtype != "bfloat16":
         told["dtype"] = _option(dtype)
-    options = problem.get("options") or {}
-    return told | {k: _option(v) for k, v in options.items() if _on(v)}
+    return told | options_on(problem.get("options") or {})
+
+
+def options_on(options: Mapping[str, object]) -> dict[str, str]:
+    """Of a problem's options what is on or has a value, as text."""
+    return {k: _option(v) for k, v in options.items() if _on(v)}
 
 
 def _on(value: object) -> bool:

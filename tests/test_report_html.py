@@ -134,6 +134,10 @@ def test_the_funnel_counts_what_each_stage_let_through(board: Board) -> None:
     fig = figures.funnel(board)
     stages = dict(zip(fig.data[0]["y"], fig.data[0]["x"], strict=True))
     assert stages == {"candidates": 4, "legal and traced": 4, "fit by the model": 3, "compiled": 3}
+    refused = row(512, 512, None, status="oom", evidence="compiled")
+    fig = figures.funnel(replace(board, rows=(*board.rows, refused)))
+    stages = dict(zip(fig.data[0]["y"], fig.data[0]["x"], strict=True))
+    assert (stages["compiled"], stages["accepted by the compiler"]) == (4, 3)
 
 
 def test_a_roofline_says_that_its_points_count_executed_flops(board: Board) -> None:
@@ -223,6 +227,8 @@ def test_a_browser_draws_every_plot_and_fits_it_to_its_column(board: Board, tmp_
         function (svg) { return svg.getBoundingClientRect().right > window.innerWidth; });
       document.title = 'overflowing ' + wide.length; }, 500); });</script>"""
     dom = shown_by_browser(written([board]) + probe, tmp_path)
+    ticks = re.findall(r'class="[xy]tick"><text[^>]*>([^<]*)<', dom)
+    assert {"500", "1,000"} <= set(ticks), "a logarithmic axis has its values in full"
     assert dom.count("js-plotly-plot") >= 5, "one of the five plots was not drawn"
     assert "<title>overflowing 0</title>" in dom
 

@@ -79,10 +79,13 @@ def _vmem(e: Explanation) -> Figure:
         y = [(size or 0) / MIB for size in (line.model_bytes, line.compiled_bytes)]
         data.append(
             {"type": "bar", "x": x, "y": y, "name": line.allocation,
+             "text": [f"{line.allocation}: {size:.2f}" if size else "" for size in y],
+             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
              "hovertemplate": "%{y:.2f} MiB"}
         )  # fmt: skip
     layout: dict[str, Any] = {
         "barmode": "stack",
+        "uniformtext": {"minsize": 10, "mode": "hide"},  # hovering has what is left out
         "yaxis": {"title": {"text": "MiB a TensorCore"}},
     }
     if e.vmem_limit_bytes:

@@ -150,14 +150,14 @@ def figure(*choices: Figure, label: str, height: int = 340) -> str:
 
 
 def limit_line(at: float, *, axis: Literal["x", "y"]) -> dict[str, Any]:
-    """Of a layout: a dashed line across the plot at `at` of `axis`, named `limit`."""
+    """Of a layout: a dashed line across the plot at `at` of `axis`, named so with its value."""
     other = "y" if axis == "x" else "x"
     line = {
         "type": "line", f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1,
         f"{axis}ref": axis, f"{other}ref": "paper", "line": {"dash": "dash", "color": COLOURS[3]},
     }  # fmt: skip
     name = {
-        axis: at, f"{axis}ref": axis, other: 1, f"{other}ref": "paper", "text": "limit",
+        axis: at, f"{axis}ref": axis, other: 1, f"{other}ref": "paper", "text": f"limit {at:.4g}",
         "showarrow": False, "xanchor": "right", "yanchor": "bottom" if axis == "y" else "top",
     }  # fmt: skip
     return {"shapes": [line], "annotations": [name]}

@@ -37,7 +37,23 @@ function library() {
   return plotly;
 }
 
-function layout(own, height) {
+/* Of a logarithmic axis: 1, 2 and 5 of a power of ten, in full; of a long one the powers. Plotly's
+   own are in full where they are not even one power apart, and else have a 5 for 500. */
+function ticks(data, axis) {
+  var values = data.flatMap(function (trace) { return trace[axis] || []; })
+    .filter(function (value) { return value > 0; });
+  var low = Math.log10(Math.min.apply(null, values));
+  var high = Math.log10(Math.max.apply(null, values));
+  if (!(high - low > 0.7)) return {};
+  var at = [], steps = high - low > 2.5 ? [1] : [1, 2, 5];
+  for (var power = Math.floor(low) - 1; power <= high + 1; power++)
+    steps.forEach(function (step) { at.push(step * Math.pow(10, power)); });
+  return {tickvals: at, ticktext: at.map(function (value) {
+    return value.toLocaleString('en', {maximumSignificantDigits: 1});
+  })};
+}
+
+function layout(own, height, data) {
   var axis = {gridcolor: GRID, zerolinecolor: GRID, automargin: true, title: {standoff: 10}};
   var whole = {
     height: height, margin: {l: 60, r: 20, t: 14, b: 50}, colorway: COLOURS_OF_PAGE,
@@ -45,15 +61,15 @@ function layout(own, height) {
     font: {family: 'system-ui, sans-serif', size: 13}, hoverlabel: {align: 'left'},
     /* At the figure's foot, whatever its height: below the axis it would cover the title of a
        narrow one, whose entries take several lines. */
-    legend: {orientation: 'h', yref: 'container', y: 0, yanchor: 'bottom', x: 0}
+    legend: {orientation: 'h', traceorder: 'normal', yref: 'container', y: 0, yanchor: 'bottom',
+             x: 0}
   };
   Object.assign(whole, own);
   /* A finger scrolls the page; it does not zoom a plot by accident. */
   if (window.matchMedia('(pointer: coarse)').matches) whole.dragmode = false;
   ['xaxis', 'yaxis'].forEach(function (name) {
     var given = own[name] || {};
-    /* Ticks at 1, 2 and 5 of a power of ten: all nine do not fit under a plot. */
-    whole[name] = Object.assign({}, axis, given.type === 'log' ? {dtick: 'D2'} : {}, given);
+    whole[name] = Object.assign({}, axis, given.type === 'log' ? ticks(data, name[0]) : {}, given);
     whole[name].title = Object.assign({}, axis.title, given.title);
   });
   return whole;
@@ -69,7 +85,7 @@ function draw(plot) {
   room.setAttribute('aria-label', plot.getAttribute('aria-label'));
   var show = function (choice) {
     return library().then(function (Plotly) {
-      return Plotly.react(room, choice.data, layout(choice.layout, height),
+      return Plotly.react(room, choice.data, layout(choice.layout, height, choice.data),
                           {displayModeBar: false});
     });
   };

@@ -14,7 +14,10 @@ from autotune.leaderboard import Board
 from autotune.page import Figure
 
 MIB = 2**20
-FUNNEL = ("candidates", "legal and traced", "fit by the model", "compiled", "measured")
+FUNNEL = (
+    "candidates", "legal and traced", "fit by the model", "compiled", "accepted by the compiler",
+    "measured",
+)  # fmt: skip
 
 
 def predicted(board: Board) -> Figure | None:
@@ -150,11 +153,13 @@ def vmem(board: Board) -> Figure | None:
         ]  # fmt: skip
         data.append(
             {"type": "bar", "y": list(bars), "x": [_rounded(size / MIB) for size in sizes],
-             "name": name, "orientation": "h",
+             "name": name, "orientation": "h", "text": [f"{size / MIB:.2f}" for size in sizes],
+             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
              "hovertemplate": "%{y} %{fullData.name}: %{x:.2f} MiB<extra></extra>"}
         )  # fmt: skip
     layout: dict[str, Any] = {
         "barmode": "stack",
+        "uniformtext": {"minsize": 10, "mode": "hide"},  # hovering has what is left out
         "xaxis": {"title": {"text": "MiB a TensorCore"}},
         "yaxis": {"showticklabels": len(bars) > 1, "type": "category", "autorange": "reversed"},
     }
@@ -164,14 +169,21 @@ def vmem(board: Board) -> Figure | None:
 
 
 def funnel(board: Board) -> Figure:
-    """How many candidates each stage let through."""
+    """How many candidates came to each stage; of the last two only what says more."""
     rows = board.rows
     legal = [r for r in rows if r.grid_steps is not None]
     fit = [r for r in legal if r.status != "pruned"]
-    compiled = [r for r in rows if r.latency_compiled_ms is not None]
+    accepted = [r for r in rows if r.latency_compiled_ms is not None]
+    refused = [r for r in rows if r.latency_compiled_ms is None and r.evidence == "compiled"]
     measured = [r for r in rows if r.latency_measured_ms is not None]
-    numbers = [len(rows), len(legal), len(fit), len(compiled), len(measured)]
-    shown = [(n, k) for n, k in zip(FUNNEL, numbers, strict=True) if k or n != "measured"]
+    compiled = len(accepted) + len(refused)
+    numbers = [len(rows), len(legal), len(fit), compiled, len(accepted), len(measured)]
+    told = dict(zip(FUNNEL, numbers, strict=True))
+    if not refused:
+        del told["accepted by the compiler"]
+    if not measured:
+        del told["measured"]
+    shown = list(told.items())
     bars = {
         "type": "funnel", "y": [n for n, _ in shown], "x": [k for _, k in shown],
         "textinfo": "value", "hoverinfo": "x+y",

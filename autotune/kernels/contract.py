@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +58,6 @@ def checked_output(kernel: Kernel, problem: Problem, call: Call) -> Call:
         return call
     source, want = wanted
 
-    @functools.wraps(function, assigned=("__name__",), updated=())
     def checked(*arrays: Any) -> Any:
         given = function(*arrays)
         if (got := _shapes(given)) != want:
@@ -67,6 +65,8 @@ def checked_output(kernel: Kernel, problem: Problem, call: Call) -> Call:
             raise KernelError(f"kernel {kernel.name}: {text}")
         return given
 
+    # A `functools.partial` has no name of its own.
+    checked.__name__ = getattr(function, "__name__", kernel.name)
     return checked, arguments
 
 

@@ -118,11 +118,14 @@ def judge(got: Sequence[Any], want: Sequence[Any], allowed: float, *, how: str) 
     largest = max(errors, default=0.0)
     if largest <= allowed:
         return Checked(status="ok", error=largest, tolerance=allowed, how=how)
-    at = f"output {errors.index(largest)}" if len(errors) > 1 else "the output"
-    said = (
-        "is not finite or has another shape" if math.isinf(largest) else f"is off by {largest:.3g}"
-    )
-    reason = f"{at} {said}, {allowed:.3g} is allowed ({how})"
+    worst = errors.index(largest)
+    if got[worst].shape != wanted[worst].shape:
+        said = f"has shape {got[worst].shape}, the reference {wanted[worst].shape}"
+    elif math.isinf(largest):
+        said = "is not finite where the reference is, or the other way round"
+    else:
+        said = f"is off by {largest:.3g}, {allowed:.3g} is allowed"
+    reason = f"{f'output {worst}' if len(errors) > 1 else 'the output'} {said} ({how})"
     return Checked(status="wrong", reason=reason, error=largest, tolerance=allowed, how=how)
 
 

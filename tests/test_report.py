@@ -12,7 +12,7 @@ from test_leaderboard import row
 
 from autotune.leaderboard import Board, ranked
 from autotune.report import document, summary, table
-from autotune.report.pairs import backward_pairs
+from autotune.report.pairs import backward_pairs, shared
 from autotune.report.units import milliseconds
 from autotune.row import Row
 
@@ -136,6 +136,20 @@ def test_dq_and_dkv_of_one_problem_stand_together() -> None:
     assert pair["latency_ms"] == 5.0
     assert pair["flops"] == 4_000_000_000
     assert pair["mfu"] == pytest.approx(0.8 / 1155)
+
+
+@pytest.mark.parametrize(
+    ("dq", "dkv", "name"),
+    [
+        ("training, flash dq", "training, flash dkv", "training, flash"),
+        ("back dq q_len=8", "back dkv q_len=8", "back q_len=8"),
+        ("a", "b", "a + b"),
+        ("", "b", "b"),
+        ("m=8 k=8", "m=8 k=8", "m=8 k=8"),
+    ],
+)
+def test_a_pair_is_named_by_what_its_halves_share(dq: str, dkv: str, name: str) -> None:
+    assert shared(dq, dkv) == name
 
 
 def test_a_pair_of_unlike_evidence_is_not_added_up() -> None:

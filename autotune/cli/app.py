@@ -123,7 +123,12 @@ class Until(enum.StrEnum):
 Results = Annotated[Path, typer.Option("--results", help="Where leaderboards are kept.")]
 Boards = Annotated[Path, typer.Argument(help="A results directory or one leaderboard file.")]
 OnlyProblem = Annotated[
-    str | None, typer.Option("--problem", help="Only problems whose name, kernel or key has this.")
+    str | None,
+    typer.Option(
+        "--problem",
+        help="Only the problem of this name or key; those whose name, kernel "
+        "or key has it, where there is none.",
+    ),
 ]
 OnlyDevice = Annotated[
     str | None, typer.Option("--device", help="Only those tuned for this device.")

@@ -10,7 +10,7 @@ from autotune import page
 from autotune.leaderboard import Board
 from autotune.page import Cell, Figure, Section
 from autotune.report import figures, heat_map, summary, table
-from autotune.report.pairs import BackwardPair, backward_pairs
+from autotune.report.pairs import BackwardPair, backward_pairs, shared
 from autotune.report.units import milliseconds
 from autotune.row import Row
 
@@ -102,7 +102,7 @@ def _pairs(pairs: Sequence[BackwardPair], boards: Sequence[Board]) -> str:
     name = dict(zip(anchor, summary.names(boards), strict=True))
     rows: Rows = [
         [
-            name[id(pair.dq)],
+            shared(name[id(pair.dq)], name[id(pair.dkv)]),
             pair.dq.device,
             *(Cell(text=table.banded(half), order=half.latency_ms, anchor=anchor[id(half)])
               for half in (pair.dq, pair.dkv)),

@@ -19,7 +19,7 @@ class BackwardPair:
 
     @property
     def title(self) -> str:
-        name = self.dq.problem_name or self.dkv.problem_name
+        name = shared(self.dq.problem_name or "", self.dkv.problem_name or "")
         return f"{name + ': ' if name else ''}dq + dkv on {self.dq.device}"
 
     @property
@@ -50,6 +50,15 @@ class BackwardPair:
             f"{halves} = {milliseconds(self.latency_ms)} {self.dq.evidence}, "
             f"{self.effective_tflops:.1f} TFLOP/s{share}"
         )
+
+
+def shared(dq: str, dkv: str) -> str:
+    """What the names of two halves have in common, word by word; both where that is nothing."""
+    if not dq or not dkv:
+        return dq or dkv
+    words = zip(dq.split(" "), dkv.split(" "), strict=False)
+    alike = " ".join(one for one, other in words if one == other)
+    return alike.rstrip(" ,:;/-") or f"{dq} + {dkv}"
 
 
 def backward_pairs(boards: Sequence[Board]) -> list[BackwardPair]:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from autotune import stale
 from autotune.leaderboard import Board
 from autotune.report import reasons, table
-from autotune.report.pairs import backward_pairs
+from autotune.report.pairs import backward_pairs, shared
 from autotune.report.units import milliseconds
 from autotune.row import printable
 
@@ -263,8 +263,8 @@ def _notes(boards: Sequence[Board]) -> list[str]:
 def _pair_rows(boards: Sequence[Board]) -> list[tuple[str, ...]]:
     name = dict(zip((id(b.best or b) for b in boards), names(boards), strict=True))
     return [
-        (name[id(pair.dq)], pair.dq.device, table.banded(pair.dq), table.banded(pair.dkv),
-         milliseconds(pair.latency_ms), pair.dq.evidence,
+        (shared(name[id(pair.dq)], name[id(pair.dkv)]), pair.dq.device,
+         table.banded(pair.dq), table.banded(pair.dkv), milliseconds(pair.latency_ms), pair.dq.evidence,
          "–" if pair.mfu is None else f"{pair.mfu:.1%}", f"{pair.effective_tflops:.1f}")
         for pair in backward_pairs(boards)
     ]  # fmt: skip

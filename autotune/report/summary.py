@@ -264,7 +264,8 @@ def _pair_rows(boards: Sequence[Board]) -> list[tuple[str, ...]]:
     name = dict(zip((id(b.best or b) for b in boards), names(boards), strict=True))
     return [
         (shared(name[id(pair.dq)], name[id(pair.dkv)]), pair.dq.device,
-         table.banded(pair.dq), table.banded(pair.dkv), milliseconds(pair.latency_ms), pair.dq.evidence,
+         table.banded(pair.dq), table.banded(pair.dkv), milliseconds(pair.latency_ms),
+         pair.dq.evidence,
          "–" if pair.mfu is None else f"{pair.mfu:.1%}", f"{pair.effective_tflops:.1f}")
         for pair in backward_pairs(boards)
     ]  # fmt: skip

@@ -116,6 +116,21 @@ def test_a_board_without_a_winner_says_why() -> None:
     assert "no candidate survived; oom: VMEM: used 70M of 64M" in shown
 
 
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"mfu": 0.0005}, True), ({"mfu": None}, True), ({"mfu": 0.02}, False),
+        ({"mfu": 0.0005, "hbm_bytes": None}, False), ({"mfu": 0.0005, "device": "v9"}, False),
+    ],
+)  # fmt: skip
+def test_a_kernel_that_computes_next_to_nothing_is_told_by_its_bandwidth(
+    columns: dict[str, object], told: bool
+) -> None:
+    best = compiled(1, 1.0, **{"device": "v5e", "hbm_bytes": 410_000_000, **columns})
+    line = "the best moves 410 GB/s, 50% of the HBM's bandwidth"
+    assert (line in text(board(best))) == told
+
+
 def test_a_default_that_failed_is_named_with_its_reason() -> None:
     failed = row({"bm": 9}, status="oom", reason="VMEM: too much", is_default=True)
     shown = text(board(compiled(1, 1.0), failed))

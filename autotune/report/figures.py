@@ -6,10 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from autotune import device as devices
 from autotune import page
-from autotune.device import Device
-from autotune.errors import UnknownNameError
+from autotune.device import DEVICES, Device
 from autotune.leaderboard import Board
 from autotune.page import Figure
 
@@ -58,7 +56,7 @@ def roofline(board: Board) -> Figure | None:
     Executed: what the candidate does, padding and whole blocks included, since that is what the
     roof bounds; effective TFLOP/s and MFU count less.
     """
-    device = _device(board)
+    device = DEVICES.get(board.rows[0].device)
     rows = [r for r in board.rows if r.rank and r.hbm_bytes and r.executed_flops and r.latency_ms]
     if device is None or not rows:
         return None
@@ -109,13 +107,6 @@ def _logarithmic(x: str, y: str) -> dict[str, Any]:
 def _rounded(value: float) -> float:
     """To more digits than any of these has, and fewer than it takes to write them all."""
     return float(f"{value:.6g}")
-
-
-def _device(board: Board) -> Device | None:
-    try:
-        return devices.get(board.rows[0].device)
-    except UnknownNameError:
-        return None
 
 
 def _peak(board: Board, device: Device) -> float:

@@ -57,7 +57,7 @@ def write_markdown(boards: Sequence[Board], *, file: IO[str]) -> None:
     ended = [
         f"{about}: {'; '.join(said)}"
         for about, some in _alike(boards).items()
-        if (said := [*reasons.common(some), *_defaults([(b, b.title) for b in some])])
+        if (said := [*reasons.common(some), *_remarks([(b, b.title) for b in some])])
     ]
     for note in (*ended, *conventions(boards), *_notes(boards)):
         print(f"{table.escaped(note)}  ", file=file)
@@ -80,21 +80,22 @@ def _groups(boards: Sequence[Board], width: int, *, reasoned: bool) -> list[Line
         some = list(group)
         told = _group([b for b, _ in some], [name for _, name in some], width)
         if reasoned:
-            for line in ("; ".join(reasons.common([b for b, _ in some])), *_defaults(some)):
+            for line in ("; ".join(reasons.common([b for b, _ in some])), *_remarks(some)):
                 told += _folded(line, width, indent="  ")
         said += [(False, ""), (True, about), *((False, line) for line in told)]
     return said[1:]
 
 
-def _defaults(boards: Sequence[tuple[Board, str]]) -> list[str]:
-    """A line for each `–` under `vs default`, or one for all that are without for one reason."""
-    without: dict[str, list[str]] = {}
+def _remarks(boards: Sequence[tuple[Board, str]]) -> list[str]:
+    """Why there is no gain, or hardly an MFU: a line a problem, or one for all of one remark."""
+    said: dict[str, list[str]] = {}
     for board, name in boards:
-        if board.best is not None and (why := table.of_default(board)):
-            without.setdefault(why, []).append(name)
+        for remark in (table.of_default(board), table.of_bandwidth(board)):
+            if board.best is not None and remark:
+                said.setdefault(remark, []).append(name)
     return [
-        f"{names[0] if len(names) == 1 else f'{len(names)} problems'}: {why}"
-        for why, names in without.items()
+        f"{names[0] if len(names) == 1 else f'{len(names)} problems'}: {remark}"
+        for remark, names in said.items()
     ]
 
 

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from autotune import stale
+from autotune.device import DEVICES
 from autotune.leaderboard import Board
 from autotune.report import reasons
 from autotune.report.pairs import backward_pairs
@@ -67,8 +68,7 @@ def caption(board: Board) -> list[str]:
     ends = [f"{n} {words.get(s, s)}" for s, n in counts.items() if s != "candidates"]
     lines = [f"{counts['candidates']} candidates: " + ", ".join(ends)]
     lines += reasons.common([board]) if board.best else reasons.of_nothing_left(board)
-    if told := of_default(board):
-        lines.append(told)
+    lines += filter(None, (of_default(board), of_bandwidth(board)))
     if board.best is not None and board.best.timer in _TIMES:
         lines.append(_TIMES[board.best.timer])
     if board.best is not None and (reason := stale.reason(board.best)):
@@ -88,6 +88,22 @@ def of_default(board: Board) -> str | None:
     if default.rank is not None:
         return None
     return f"default {blocks(default.config)}: {default.reason or _unranked(board)}"
+
+
+TELLING = 0.02
+"""MFU below which a kernel is told by its share of the HBM's bandwidth too."""
+
+
+def of_bandwidth(board: Board) -> str | None:
+    """HBM traffic of the best over its latency, for kernels that compute next to nothing."""
+    best, device = board.best, DEVICES.get(board.rows[0].device)
+    if best is None or device is None or not best.latency_ms or not best.hbm_bytes:
+        return None
+    if best.mfu is not None and best.mfu >= TELLING:
+        return None
+    bytes_per_s = best.hbm_bytes / best.latency_ms * 1e3
+    share = bytes_per_s / device.hbm_bytes_per_s
+    return f"the best moves {bytes_per_s / 1e9:,.0f} GB/s, {share:.0%} of the HBM's bandwidth"
 
 
 def _unranked(board: Board) -> str:

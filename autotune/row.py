@@ -183,7 +183,7 @@ def contradiction(
     if _KEY.fullmatch(stem) and stem != key:
         return f"its rows are of the problem {key}"
     ranked = [mark for mark in marks if mark[0] is not None or mark[1]]
-    best = sum(is_best for _, is_best in ranked)
+    best = sum(bool(is_best) for _, is_best in ranked)
     first = sum(rank == 1 for rank, _ in ranked)
     if ranked and (best, first) != (1, 1):
         return f"{best} rows are the best, and {first} of rank 1"

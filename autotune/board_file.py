@@ -160,7 +160,9 @@ def records(table: pa.Table) -> list[dict[str, Any]]:
 
     Raises OverflowError and pa.ArrowException for values that are not of its type.
     """
-    table = table.cast(pa.schema([SCHEMA.field(name) for name in table.column_names]))
+    schema = pa.schema([SCHEMA.field(name) for name in table.column_names])
+    if not table.schema.equals(schema):  # for a file of its own form it is work for nothing
+        table = table.cast(schema)
     if "created_at" not in table.column_names:
         return table.to_pylist()  # type: ignore[no-any-return]
     place = table.column_names.index("created_at")

@@ -8,9 +8,11 @@ JOBS ?= 2
 
 .PHONY: sweep results test check gate nightly clean
 
-# `make results` makes the leaderboards of results/, for four chips: hours from an empty compile cache.
-KEPT := configs/smoke.yaml configs/dsv3.yaml configs/llama3-8b.yaml configs/jax-kernels.yaml
-KEPT_DEVICES := --device tpu7x --device v6e --device v5p --device v5e
+# `make results` makes the leaderboards of results/: hours from an empty compile cache.
+# The trials are those of `make sweep` for what it shows, and few for the many others.
+KEPT := configs/smoke.yaml configs/llama3-8b.yaml configs/jax-kernels.yaml
+LARGE := configs/long-context.yaml configs/attention-matrix.yaml
+OTHERS := --device v6e --device v5p --device v5e
 
 sweep: $(VENV)/.installed
 	$(BIN)/autotune sweep $(CONFIG)
@@ -19,7 +21,10 @@ test: $(VENV)/.dev check
 	$(BIN)/python -m pytest -n $(JOBS)
 
 results: $(VENV)/.installed
-	$(BIN)/autotune sweep $(KEPT) $(KEPT_DEVICES) --trials 6 --jobs $(JOBS)
+	$(BIN)/autotune sweep configs/dsv3.yaml --jobs $(JOBS)
+	$(BIN)/autotune sweep configs/dsv3.yaml $(OTHERS) --trials 6 --jobs $(JOBS)
+	$(BIN)/autotune sweep $(KEPT) --device tpu7x $(OTHERS) --trials 6 --jobs $(JOBS)
+	$(BIN)/autotune sweep $(LARGE) --device tpu7x $(OTHERS) --trials 3 --jobs $(JOBS)
 
 gate: $(VENV)/.installed
 	$(BIN)/autotune gate tests/baselines --jobs $(JOBS)

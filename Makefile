@@ -11,7 +11,6 @@ JOBS ?= 2
 # `make results` makes the leaderboards of results/: hours from an empty compile cache.
 # The trials are those of `make sweep` for what it shows, and few for the many others.
 KEPT := configs/smoke.yaml configs/llama3-8b.yaml configs/jax-kernels.yaml
-LARGE := configs/long-context.yaml configs/attention-matrix.yaml
 OTHERS := --device v6e --device v5p --device v5e
 
 sweep: $(VENV)/.installed
@@ -24,7 +23,8 @@ results: $(VENV)/.installed
 	$(BIN)/autotune sweep configs/dsv3.yaml --jobs $(JOBS)
 	$(BIN)/autotune sweep configs/dsv3.yaml $(OTHERS) --trials 6 --jobs $(JOBS)
 	$(BIN)/autotune sweep $(KEPT) --device tpu7x $(OTHERS) --trials 6 --jobs $(JOBS)
-	$(BIN)/autotune sweep $(LARGE) --device tpu7x $(OTHERS) --trials 3 --jobs $(JOBS)
+	$(BIN)/autotune sweep configs/long-context.yaml --device tpu7x $(OTHERS) --trials 3 --jobs $(JOBS)
+	$(BIN)/autotune sweep configs/attention-matrix.yaml --device tpu7x --device v6e --trials 3 --jobs $(JOBS)
 
 gate: $(VENV)/.installed
 	$(BIN)/autotune gate tests/baselines --jobs $(JOBS)

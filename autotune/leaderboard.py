@@ -22,7 +22,8 @@ from autotune.errors import DamagedFileError, InputError
 from autotune.row import EVIDENCE, IDENTITY, STATUSES, Row
 
 __all__ = [
-    "Board", "boards", "check_writable", "merge", "named", "path_of", "ranked", "read",
+    "Board", "boards", "check_mergeable", "check_writable", "merge", "named", "path_of", "ranked",
+    "read", "strength",
 ]  # fmt: skip
 
 _TIMERS = ("replay", "host_clock", "device_profile")
@@ -43,9 +44,9 @@ def ranked(rows: Iterable[Row]) -> list[Row]:
     """
     rows = [replace(r, latency_ms=_latency_ms(r), rank=None, is_best=False) for r in rows]
     usable = [r for r in rows if r.status == "ok" and r.latency_ms is not None]
-    strongest = max(map(_strength, usable), default=None)
+    strongest = max(map(strength, usable), default=None)
     contest = sorted(
-        (r for r in usable if _strength(r) == strongest),
+        (r for r in usable if strength(r) == strongest),
         key=lambda r: (r.latency_ms, r.config.count("null") * -1, r.config),
     )
     taken = {id(r) for r in contest}
@@ -159,7 +160,7 @@ def named(found: Iterable[Board], text: str) -> list[Board]:
     ]
 
 
-def _strength(row: Row) -> tuple[int, int]:
+def strength(row: Row) -> tuple[int, int]:
     """Of a row's evidence, and of its timer where measured; the device's own is strongest."""
     timer = _TIMERS.index(row.timer) if row.timer in _TIMERS else -1
     return EVIDENCE.index(row.evidence), timer if row.evidence == "measured" else -1
@@ -179,7 +180,7 @@ def _merged(stored: Iterable[Row], new: Sequence[Row]) -> list[Row]:
     kept = {r.config: replace(r, problem_name=name) for r in stored}
     for row in new:
         old = kept.get(row.config)
-        if old is None or (_strength(row) >= _strength(old) and _said(row) != _said(old)):
+        if old is None or (strength(row) >= strength(old) and _said(row) != _said(old)):
             kept[row.config] = row
     return list(kept.values())
 
@@ -223,12 +224,25 @@ def _stored(path: Path, new: Row, warn: Callable[[str], None]) -> Board | None:
         path.replace(aside)
         warn(f"{error}; kept as {aside.name}, written anew")
         return None
+    _check_not_newer(board)
+    return board
+
+
+def _check_not_newer(board: Board) -> None:
     if board.schema_version > SCHEMA_VERSION:
         raise InputError(
-            f"{path}: a newer release of autotune wrote it (schema {board.schema_version}, here "
-            f"{SCHEMA_VERSION}); sweep with that one, or give other --results"
+            f"{board.path}: a newer release of autotune wrote it (schema {board.schema_version}, "
+            f"here {SCHEMA_VERSION}); sweep with that one, or give other --results"
         )
-    return board
+
+
+def check_mergeable(path: Path) -> None:
+    """Raises InputError where `merge` would refuse what is at `path`, before any work is spent."""
+    try:
+        if path.exists():
+            _check_not_newer(read(path))
+    except DamagedFileError:
+        return  # set aside when the time comes
 
 
 def _free_name(path: Path) -> Path:

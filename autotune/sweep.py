@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune import leaderboard
 from autotune.candidate import Candidate
@@ -59,6 +60,9 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
     replay = None if plan.replay is None else Replay(plan.replay)
     reach = reached(plan, progress)
     spaces = _spaces(configs, replay, progress)
+    if not plan.fresh:
+        for spec, _ in spaces:
+            leaderboard.check_mergeable(_place(plan, spec.problem))
     with (
         crews.gathered(
             storage_url=None if reach.last == "model" else plan.storage,
@@ -80,6 +84,10 @@ def run(configs: Sequence[Config], plan: Plan, progress: Progress) -> list[Board
         waits = reach.last == "measure" and not crew.times
         ready = list(works) if waits else works
         return [_measured(work, plan, stages, crew, reach) for work in ready]
+
+
+def _place(plan: Plan, problem: Problem) -> Path:
+    return leaderboard.path_of(plan.results, problem.device, problem.kernel, problem.key)
 
 
 def _spaces(
@@ -149,7 +157,7 @@ def _measured(work: _Work, plan: Plan, stages: Stages, crew: Crew, reach: Reach)
         crew.fleet.measured(problem.key)
     kernel = base.load(problem.kernel)
     return leaderboard.merge(
-        leaderboard.path_of(plan.results, problem.device, kernel.name, problem.key),
+        _place(plan, problem),
         list(rows.values()),
         flop_convention=kernel.flop_convention,
         replace_stored=plan.fresh,

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from autotune.compiler import fingerprint
 from autotune.compiler.fingerprint import kernel_fingerprint, record_fingerprint
 from autotune.errors import UnknownNameError
 
@@ -168,4 +169,31 @@ def test_of_an_installed_distribution_the_version_counts_and_not_its_source(
     (site / "labops.py").write_text("O = 2\n")
     assert kernel_fingerprint("my_kernels.mine:KERNEL") == before
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: labops\nVersion: 1.1\n")
+    assert kernel_fingerprint("my_kernels.mine:KERNEL") != before
+
+
+def test_an_import_that_leads_above_the_top_is_no_error_as_a_try_may_have_the_other_way(package):
+    (package / "mine.py").write_text(
+        "try:\n    from .blocks import B\nexcept ImportError:\n    from dual_helper import B\n"
+    )
+    (package.parent / "dual_helper.py").write_text(
+        "try:\n    from .far import F\nexcept ImportError:\n    F = 1\n"
+    )
+    before = kernel_fingerprint("my_kernels.mine:KERNEL")
+    (package.parent / "dual_helper.py").write_text("F = 2\n")
+    assert kernel_fingerprint("my_kernels.mine:KERNEL") != before
+
+
+def test_the_models_hash_does_not_change_with_what_reads_parquet(monkeypatch):
+    before = kernel_fingerprint("autotune.search.evaluate:Judge")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "999")
+    assert kernel_fingerprint("autotune.search.evaluate:Judge") == before
+
+
+def test_a_kernel_built_on_one_of_autotunes_has_that_in_its_fingerprint(package, monkeypatch):
+    source = fingerprint._text
+    (package / "mine.py").write_text("from autotune.kernels import matmul\n")
+    before = kernel_fingerprint("my_kernels.mine:KERNEL")
+    edited = lambda path: source(path) + ("# edited" if path.name == "matmul.py" else "")
+    monkeypatch.setattr(fingerprint, "_text", edited)
     assert kernel_fingerprint("my_kernels.mine:KERNEL") != before

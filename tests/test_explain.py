@@ -209,6 +209,8 @@ def test_where_several_answer_the_message_says_what_narrows_and_names_few(tmp_pa
         subject.find("up", tmp_path, device="v6e")
     with pytest.raises(InputError, match=r"none answers; name one \(known: up \(matmul on v"):
         subject.find("upp", tmp_path)
+    with pytest.raises(InputError, match=r"none answers; name one \(known: none; `autotune sweep"):
+        subject.find("up", tmp_path, device="v4")
 
 
 def test_the_example_of_the_help_has_one_answer_in_a_clone() -> None:

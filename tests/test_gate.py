@@ -556,6 +556,19 @@ def test_update_accepts_fresh_times_too(tmp_path: Path) -> None:
     assert verdict(tmp_path, Fake(1.2)).outcome == "pass"
 
 
+@pytest.mark.compiler
+def test_times_by_a_weaker_timer_are_not_said_to_be_the_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = measured_board(tmp_path / "results")
+    replay = str(recording(tmp_path / "today", 1.0))
+    ended, out, _ = call(capsys, "gate", str(tmp_path / "results"), "--against", "measure",
+                         "--replay", replay, "--update")  # fmt: skip
+    assert ended == 3
+    assert "not updated: the board's own times are by device_profile, today's by replay" in out
+    assert leaderboard.read(board.path) == board
+
+
 def test_a_board_that_cannot_be_written_is_bad_input_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -553,6 +553,8 @@ def test_a_board_of_a_newer_release_is_read_and_never_written(tmp_path: Path) ->
         InputError, match=r"a newer release of autotune wrote it \(schema 2, here 1"
     ):
         merge(path, [row({"bm": 3})])
+    with pytest.raises(InputError, match="a newer release of autotune wrote it"):
+        leaderboard.check_mergeable(path)
     assert pq.read_table(path).equals(newer)
     pq.write_table(_with(newer, "evidence", ["simulated", "simulated"]), path)
     with pytest.raises(InputError, match=r"'simulated' is not one of .*; a newer one wrote it"):

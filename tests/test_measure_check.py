@@ -20,7 +20,7 @@ from autotune.measure import check, inputs, worker
 from autotune.measure.bench import Bench, OversizeError
 from autotune.measure.check import NO_REFERENCE, error_of, judge, precision_of, tolerance
 from autotune.measure.inputs import UnfitError
-from autotune.measure.reduce import lightened, reduced
+from autotune.measure.reduce import in_whole_tiles, lightened, reduced
 from autotune.measure.timing import Effort
 
 jax.config.update("jax_platforms", "cpu")
@@ -353,6 +353,17 @@ def test_a_reduced_problem_keeps_the_blocks_and_three_of_each(name, shape, confi
     default = kernel.default(problem, device) if kernel.default else first
     whole = dict(kernel.canonical(problem, {**default, **config}))
     assert dict(reduced(kernel, problem, whole).shape) == expected
+
+
+def test_of_a_problem_in_whole_tiles_only_long_axes_are_rounded_up():
+    kernel = base.load("flash_fwd")
+    shape = {
+        "batch": 1, "q_heads": 2, "kv_heads": 1, "q_len": 320, "kv_len": 320, "head_dim_qk": 64,
+        "head_dim_v": 64,
+    }  # fmt: skip
+    problem = base.make_problem(kernel, device="v6e", shape=shape)
+    whole = dict(in_whole_tiles(kernel, problem).shape)
+    assert whole == shape | {"q_len": 384, "kv_len": 384}
 
 
 def test_a_run_in_interpret_mode_is_lightened_by_halving_the_blocks_in_step():

@@ -46,8 +46,9 @@ def kernel_fingerprint(kernel: str) -> str:
     That is all of its own top-level package, and every module that no installed distribution
     holds: beside it, in another package of the repository, in an editable install. Of an installed
     distribution it is the version (also of another project's kernel, `registry.DISTRIBUTIONS`);
-    Python and what stands in `environment.versions` are left out, and so is autotune for a kernel
-    of the user's, which `record_fingerprint` speaks for.
+    Python and what stands in `environment.versions` are left out. Of autotune a user's kernel has
+    the kernels it is built on; `record_fingerprint` speaks for the rest. autotune's own modules
+    have no versions in theirs: pyproject's pins go with them.
 
     Imports inside functions count too. Nothing is imported. An edited kernel has another
     fingerprint; an edited report has not, because imports point down only.
@@ -74,14 +75,16 @@ def kernel_fingerprint(kernel: str) -> str:
         top = name.partition(".")[0]
         if name in found or top in sys.stdlib_module_names:
             continue
-        if top != module.partition(".")[0] and (top in _ELSEWHERE or _is_installed(top)):
+        foreign = top != module.partition(".")[0] and not _is_built_on(name)
+        if foreign and (top in _ELSEWHERE or _is_installed(top)):
             installed.add(top)
         # None also for a function or class: `from module import function` names the module too.
         elif (path := _source(name)) is not None:
             found[name] = path
             waiting += _imports(path, _stamp(path), name)
     texts = {name: _text(path) for name, path in found.items()}
-    texts |= {f"version of {d}": _version(d) for d in _distributions(installed - _ELSEWHERE)}
+    if not module.startswith("autotune."):
+        texts |= {f"version of {d}": _version(d) for d in _distributions(installed - _ELSEWHERE)}
     if distribution := DISTRIBUTIONS.get(kernel.partition(".")[0] if ":" not in kernel else ""):
         texts[f"version of {distribution}"] = _version(distribution)
     return _digest(texts)
@@ -99,6 +102,10 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         raise UnknownNameError("package", distribution, ()) from None
+
+
+def _is_built_on(name: str) -> bool:
+    return name.startswith("autotune.kernels.") and name not in _RECORD_MODULES
 
 
 def _is_installed(top: str) -> bool:
@@ -183,7 +190,10 @@ def _imports(path: Path, stamp: tuple[int, int], module: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = importlib.util.resolve_name("." * node.level + base, package)
+                try:
+                    base = importlib.util.resolve_name("." * node.level + base, package)
+                except ImportError:  # it cannot be imported either; a `try` may have the other way
+                    continue
             names.add(base)
             names.update(f"{base}.{alias.name}" for alias in node.names)
     return frozenset(names)

@@ -56,7 +56,7 @@ def _from_config(path: Path, name: str, results: Path, device: str | None) -> Su
               f"{s.problem.device})") for s in specs]  # fmt: skip
     found = [(p, label) for p, label in named if not name or name in (p.name, p.key, p.kernel)]
     what = f"problem {name!r} in {path}" if name else f"problem in {path}"
-    problem = _only(found, what, named, devices_of=lambda p: p.device)
+    problem = _only(found, name, what, named, devices_of=lambda p: p.device)
     kept = leaderboard.path_of(results, problem.device, problem.kernel, problem.key)
     board = leaderboard.read(kept) if kept.is_file() else None
     return Subject(problem=problem, kernel=base.load(problem.kernel), board=board)
@@ -78,8 +78,9 @@ def _from_results(text: str, results: Path, device: str | None) -> Subject:
     answering = [(b, b.rows[0].problem_key) for b in found]
     known = [(b, f"{b.title} ({b.rows[0].kernel} on {b.rows[0].device})") for b in boards]
     board = _only(
-        answering, f"problem {text!r} in {results}", known, devices_of=lambda b: b.rows[0].device
-    )
+        answering, text, f"problem {text!r} in {results}", known,
+        devices_of=lambda b: b.rows[0].device,
+    )  # fmt: skip
     return _from_board(board)
 
 
@@ -89,18 +90,20 @@ LISTED = 3
 
 def _only(
     found: Sequence[tuple[T, str]],
+    name: str,
     what: str,
     known: Sequence[tuple[T, str]],
     *,
     devices_of: Callable[[T], str],
 ) -> T:
-    """The one that is `found`; each has the label by which a message tells it from the others.
+    """The one that is `found` for `name`; each has its label in messages.
 
     Raises InputError where there are several, saying what would leave one, or none."""
     if len(found) == 1:
         return found[0][0]
     if not found:
-        near = difflib.get_close_matches(what, [label for _, label in known], len(known), 0.0)
+        labels = [label for _, label in known]
+        near = difflib.get_close_matches(name, labels, max(1, len(labels)), 0.0)
         listed = _some(near) or "none; `autotune sweep CONFIG` makes leaderboards"
         raise InputError(f"{what}: none answers; name one (known: {listed})")
     chips = sorted({devices_of(one) for one, _ in found})

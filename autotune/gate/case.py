@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from autotune import stale, stored
+from autotune import leaderboard, stale, stored
 from autotune.candidate import Candidate
 from autotune.compiler import environment
 from autotune.errors import AutotuneError, InputError, KernelError
@@ -143,6 +143,8 @@ class Case:
             return "no baseline may be unchecked"
         if self.board.strength > EVIDENCE.index(request.evidence):
             return f"the board ranks by {EVIDENCE[self.board.strength]} evidence"
+        if leaderboard.strength(self.best) > leaderboard.strength(today):
+            return f"the board's own times are by {self.best.timer}, today's by {today.timer}"
         return None
 
     def verdict(self, request: Request, *, updated: bool = False) -> Verdict:

@@ -128,7 +128,7 @@ def _evaluate(cases: Sequence[Case], request: Request, stages: Stages, label: st
     except AutotuneError as error:  # no worker starts, which holds for all
         for case, _, _ in asked:
             case.rows.clear()
-            case.finding = Finding(outcome=INCONCLUSIVE, reason=str(error))
+            case.finding = case.finding or Finding(outcome=INCONCLUSIVE, reason=str(error))
         return
     for case, judge, _ in asked:
         for candidate, record in case.records.items():

@@ -109,7 +109,7 @@ def compare(baseline: Samples, today: Samples, *, tolerance: float) -> Finding:
         f"{then} → {now} measured ({own.estimate:+.1%}, tolerance {tolerance:.1%}, "
         f"{counts[0]} + {counts[1]} samples); {why}"
     )
-    return _finding(outcome, told, baseline, today, faster=own.high < -tolerance)
+    return _finding(outcome, told, baseline, today, faster=own.high < -tolerance - RUN_DRIFT)
 
 
 def _beside_default(own: Shift, against: Shift, tolerance: float) -> tuple[str, str]:

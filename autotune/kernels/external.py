@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import filecmp
+import functools
 import importlib
 import os
 import sys
@@ -102,20 +103,28 @@ def _check_installed_as_here(name: str, module: ModuleType) -> None:
     What is edited here would not be what is tuned or gated.
     """
     top = module.__name__.partition(".")[0]
-    here = Path(os.getcwd(), top)
-    if folders := list(getattr(sys.modules[top], "__path__", ())):
-        pairs = [(path, Path(folders[0], path.relative_to(here))) for path in here.rglob("*.py")]
-    else:
-        pairs = [(here.with_suffix(".py"), Path(str(module.__file__)))]
-    for path, copy in pairs:
-        if "site-packages" not in copy.parts or not (path.is_file() and copy.is_file()):
-            continue
-        if not filecmp.cmp(path, copy, shallow=False):
-            raise InputError(
-                f"kernel {name!r}: {path} is not what is installed as {copy}, which would be used; "
-                "install it again, or with pip's --editable",
-                path=("kernel",),
-            )
+    folders = list(getattr(sys.modules[top], "__path__", ()))
+    installed = Path(folders[0] if folders else str(module.__file__))
+    if "site-packages" not in installed.parts:
+        return
+    here = Path(os.getcwd(), top if folders else installed.name)
+    if (pair := _first_difference(here, installed)) is not None:
+        raise InputError(
+            f"kernel {name!r}: {pair[0]} is not what is installed as {pair[1]}, which would be "
+            "used; install it again, or with pip's --editable",
+            path=("kernel",),
+        )
+
+
+@functools.cache
+def _first_difference(here: Path, installed: Path) -> tuple[Path, Path] | None:
+    """Of two files, or of the sources of two folders: the first pair that is not the same."""
+    pairs = [(path, installed / path.relative_to(here)) for path in here.rglob("*.py")]
+    for path, copy in pairs if here.is_dir() else [(here, installed)]:
+        both = path.is_file() and copy.is_file()
+        if both and not filecmp.cmp(path, copy, shallow=False):
+            return path, copy
+    return None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from autotune import device as devices
 from autotune.candidate import Config
 from autotune.compiler.task import Task
-from autotune.errors import NoTpuError
+from autotune.errors import InputError, NoTpuError
 from autotune.kernels import base
 from autotune.kernels.base import Kernel
 from autotune.measure import check, inputs
@@ -208,7 +208,11 @@ class Bench:
             except Exception as error:
                 if PAST_THE_EDGE not in str(error):
                     raise
-                return verdict(in_whole_tiles(kernel, problem))
+                try:
+                    whole = in_whole_tiles(kernel, problem)
+                except InputError:  # of sizes that the kernel cannot have
+                    raise error from None
+                return verdict(whole)
         except Exception as error:
             outside = next((t for t in str(error).splitlines() if OUTSIDE in t), None)
             if outside is None:

@@ -85,8 +85,12 @@ def reduced(kernel: Kernel, problem: Problem, config: Config) -> Problem:
 
 
 def in_whole_tiles(kernel: Kernel, problem: Problem) -> Problem:
-    """`problem` with every axis a whole number of lanes. Raises InputError where it cannot be."""
-    return _resized(kernel, problem, {a: -(-n // LANES) * LANES for a, n in problem.shape.items()})
+    """`problem` with every axis that has more than a block of lanes a whole number of them.
+
+    Raises InputError where the kernel cannot have such sizes.
+    """
+    long = {axis: n for axis, n in problem.shape.items() if n > LANES}
+    return _resized(kernel, problem, {axis: -(-n // LANES) * LANES for axis, n in long.items()})
 
 
 def lightened(kernel: Kernel, problem: Problem, config: Config, *, max_flops: int) -> tuple[

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -104,26 +105,32 @@ def read(path: Path) -> Board:
     except OSError as error:
         raise results_folder.unreadable(path, error) from None
     try:
-        table = _table(content)
+        table = table_of(content)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DamagedFileError(
-            f"{path}: not a readable leaderboard ({_first_line(error)})"
+            f"{path}: not a readable leaderboard ({first_line(error)})"
         ) from None
     try:
         return _board(path, table)
     except (ValueError, TypeError, OverflowError, KeyError, pa.ArrowException) as error:
-        fault = f"{path}: not a leaderboard ({_first_line(error)})"
+        fault = f"{path}: not a leaderboard ({first_line(error)})"
         if _schema_version(table) > SCHEMA_VERSION:
             raise InputError(f"{fault}, to this release; a newer one wrote it") from None
         raise DamagedFileError(fault) from None
 
 
-def _table(content: bytes) -> pa.Table:
-    """Raises OSError, ValueError and pa.ArrowException for what is no Parquet file."""
+def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """A leaderboard's table, or those of `columns` that it has.
+
+    Raises OSError, ValueError and pa.ArrowException for what is no Parquet file.
+    """
     source = pa.BufferReader(content)
     # As a dataset, one so small takes thrice the time.
     with pq.ParquetFile(source, page_checksum_verification=True) as file:
-        return file.read(use_threads=False)
+        if columns is not None:
+            present = set(file.schema_arrow.names)
+            columns = [name for name in columns if name in present]
+        return file.read(columns=columns, use_threads=False)
 
 
 def _board(path: Path, table: pa.Table) -> Board:
@@ -195,5 +202,6 @@ def write(board: Board) -> None:
     whole_file.write(board.path, content.getvalue())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]

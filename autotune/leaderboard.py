@@ -167,12 +167,7 @@ def strength(row: Row) -> tuple[int, int]:
 
 
 def _latency_ms(row: Row) -> float | None:
-    latency = {
-        "model": row.latency_model_ms,
-        "compiled": row.latency_compiled_ms,
-        "measured": row.latency_measured_ms,
-    }[row.evidence]
-    return latency if row.status == "ok" else None
+    return row.latency_ms_of(row.evidence) if row.status == "ok" else None
 
 
 def _merged(stored: Iterable[Row], new: Sequence[Row]) -> list[Row]:

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from autotune.errors import InputError
@@ -61,7 +62,7 @@ def _folders(folder: Path, found: Found) -> Iterator[tuple[Path, bool]]:
             try:
                 if entry.is_dir():
                     yield path, entry.is_symlink()
-                elif entry.name.endswith(".parquet") and not entry.name.startswith("_"):
+                elif is_leaderboard(entry.name):
                     found.files.append(path)
                 elif entry.is_symlink():
                     path.stat()  # of a link to nothing nobody knows that it was no folder
@@ -69,6 +70,11 @@ def _folders(folder: Path, found: Found) -> Iterator[tuple[Path, bool]]:
                 found.unreadable.append(unreadable(path, error))
 
 
-def unreadable(path: Path, error: OSError) -> InputError:
+def is_leaderboard(name: str) -> bool:
+    """Whether a file of this name counts as one."""
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
+def unreadable(path: Path | Traversable, error: OSError) -> InputError:
     """The error of a file or folder that is there and cannot be opened."""
     return InputError(f"{path}: cannot be read ({error.strerror or error})")

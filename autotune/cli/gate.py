@@ -15,6 +15,7 @@ from autotune.cli.app import Jobs, Timeout, Until, app, positive, progress_bars
 from autotune.errors import AutotuneError, InputError
 
 INCONCLUSIVE = 3
+"""As `gate.verdict` has it, whose import may be the very thing that failed."""
 
 
 class GateFormat(enum.StrEnum):

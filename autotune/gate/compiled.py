@@ -14,13 +14,7 @@ _OURS = ("(pipeline)", "ep_")
 
 def latency_ms(row: Row, evidence: str) -> float | None:
     """The latency of an `ok` row by a kind of evidence; None where it has none."""
-    if row.status != "ok":
-        return None
-    return {
-        "model": row.latency_model_ms,
-        "compiled": row.latency_compiled_ms,
-        "measured": row.latency_measured_ms,
-    }[evidence]
+    return row.latency_ms_of(evidence) if row.status == "ok" else None
 
 
 def compare(stored: Row, today: Row, *, evidence: str, tolerance: float) -> Finding:

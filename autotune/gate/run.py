@@ -20,7 +20,7 @@ from autotune.gate.checkers import checked
 from autotune.gate.request import Request
 from autotune.gate.verdict import INCONCLUSIVE, PASS, Finding, Verdict
 from autotune.leaderboard import Board
-from autotune.measure.check import NO_REFERENCE, NOT_INTERPRETABLE, Checked
+from autotune.measure.check import uncheckable
 from autotune.measure.stage import Measurer
 from autotune.progress import Progress
 from autotune.search.evaluate import Judge, Judged
@@ -169,10 +169,8 @@ def _check_outputs(
     for case in cases:
         if case.kernel is None or case.finding is None or case.finding.today_ms is None:
             continue  # what does not compile needs no other fault
-        if case.kernel.reference is None:
-            case.take(Checked(status="ok", how=NO_REFERENCE))
-        elif not case.kernel.interpretable:
-            case.take(Checked(status="ok", how=NOT_INTERPRETABLE))
+        if (verdict := uncheckable(case.kernel)) is not None:
+            case.take(verdict)
         else:
             waiting.append(case)
     if not waiting:

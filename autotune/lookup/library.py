@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute  # else at first use, and a fork meanwhile would keep that import's lock
-import pyarrow.parquet as pq
 
-from autotune.board_file import records
+from autotune import results_folder
+from autotune.board_file import first_line, records, table_of
 from autotune.lookup import sources
 from autotune.row import EVIDENCE, IDENTITY, Row, checked, contradiction
 from autotune.stored import statement_of
@@ -164,21 +164,18 @@ def _what(file: Traversable, stamp: Stamp) -> Stored | str | None:
     try:
         content = file.read_bytes()
     except OSError as error:
-        return f"{file}: cannot be read ({error.strerror or error})"
+        return str(results_folder.unreadable(file, error))
     try:
         return _best_of(file, content, stamp)
     except _UNREADABLE as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return f"{file}: not a readable leaderboard ({reason})"
+        return f"{file}: not a readable leaderboard ({first_line(error)})"
 
 
 def _best_of(file: Traversable, content: bytes, stamp: Stamp) -> Stored | None:
-    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as opened_file:
-        present = set(opened_file.schema_arrow.names)
-        if missing := {"problem", "config", *IDENTITY, "is_best"} - present:
-            raise ValueError(f"lacks {', '.join(sorted(missing))}")
-        columns = [name for name in _COLUMNS if name in present]
-        table = opened_file.read(columns=columns, use_threads=False)
+    table = table_of(content, _COLUMNS)
+    columns = table.column_names
+    if missing := {"problem", "config", *IDENTITY, "is_best"} - set(columns):
+        raise ValueError(f"lacks {', '.join(sorted(missing))}")
     if not table.num_rows:
         raise ValueError("holds no rows")
     marks = table.column("is_best").to_pylist()
@@ -189,7 +186,7 @@ def _best_of(file: Traversable, content: bytes, stamp: Stamp) -> Stored | None:
         raise ValueError(f"contradicts itself: {fault}")
     if True not in marks:
         return None
-    (record,) = records(table.select(columns).slice(marks.index(True), 1))
+    (record,) = records(table.slice(marks.index(True), 1))
     row = checked(Row(**record))
     stated = statement_of(row)
     return Stored(

@@ -96,7 +96,7 @@ def _walk(folder: Traversable) -> Iterator[Traversable]:
             continue
         if entry.is_dir():
             yield from _walk(entry)
-        elif entry.name.endswith(".parquet") and not entry.name.startswith("_"):
+        elif results_folder.is_leaderboard(entry.name):
             yield entry
 
 

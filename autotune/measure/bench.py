@@ -18,11 +18,11 @@ import numpy as np
 from autotune import device as devices
 from autotune.candidate import Config
 from autotune.compiler.task import Task
-from autotune.errors import InputError, NoTpuError
+from autotune.errors import NoTpuError
 from autotune.kernels import base
 from autotune.kernels.base import Kernel
 from autotune.measure import check, inputs
-from autotune.measure.check import NO_REFERENCE, NOT_INTERPRETABLE, Checked, Precision
+from autotune.measure.check import NO_REFERENCE, Checked, Precision
 from autotune.measure.clocks import HostClock, Profile, empty_program
 from autotune.measure.reduce import in_whole_tiles, lightened, reduced
 from autotune.measure.timing import EMPTY, Effort, time_on_device, time_on_host
@@ -187,9 +187,8 @@ class Bench:
         A kernel that reads or writes outside its arrays is wrong, which no chip would say.
         """
         kernel = base.load(task.problem.kernel)
-        if kernel.reference is None or not kernel.interpretable:
-            how = NO_REFERENCE if kernel.reference is None else NOT_INTERPRETABLE
-            return Checked(status="ok", how=how)
+        if (told := check.uncheckable(kernel)) is not None:
+            return told
         problem, config = lightened(
             kernel, task.problem, task.candidate.config, max_flops=INTERPRETED_FLOPS
         )
@@ -206,12 +205,9 @@ class Bench:
             try:
                 return verdict(problem)
             except Exception as error:
-                if PAST_THE_EDGE not in str(error):
+                whole = in_whole_tiles(kernel, problem) if PAST_THE_EDGE in str(error) else None
+                if whole is None:
                     raise
-                try:
-                    whole = in_whole_tiles(kernel, problem)
-                except InputError:  # of sizes that the kernel cannot have
-                    raise error from None
                 return verdict(whole)
         except Exception as error:
             outside = next((t for t in str(error).splitlines() if OUTSIDE in t), None)

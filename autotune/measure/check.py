@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from autotune.kernels.base import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,6 +51,13 @@ class Checked:
     def from_json(cls, record: dict[str, Any]) -> Checked:
         error = record.get("error")
         return cls(**{**record, "error": None if error is None else float(error)})
+
+
+def uncheckable(kernel: Kernel) -> Checked | None:
+    """The verdict on a kernel whose output interpret mode can say nothing of; None for others."""
+    if kernel.reference is None:
+        return Checked(status="ok", how=NO_REFERENCE)
+    return None if kernel.interpretable else Checked(status="ok", how=NOT_INTERPRETABLE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotune.candidate import Candidate, Config
 from autotune.compiler.task import Task
 from autotune.errors import NoTpuError
-from autotune.measure.check import NO_REFERENCE, Checked
+from autotune.measure.check import Checked, uncheckable
 from autotune.measure.process import DeviceProcess, LostError
 from autotune.problem import Problem
 
@@ -64,7 +64,7 @@ def check_interpreted(
 
     A kernel without a reference is `ok` with `how` saying that nothing was checked (`error` None).
     """
-    if kernel.reference is None:
-        return Checked(status="ok", how=NO_REFERENCE)
+    if (told := uncheckable(kernel)) is not None:
+        return told
     with Interpreter(timeout_s=timeout_s, seed=seed) as interpreter:
         return interpreter.check(problem, config)

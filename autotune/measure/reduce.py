@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -84,13 +85,13 @@ def reduced(kernel: Kernel, problem: Problem, config: Config) -> Problem:
     return problem
 
 
-def in_whole_tiles(kernel: Kernel, problem: Problem) -> Problem:
-    """`problem` with every axis that has more than a block of lanes a whole number of them.
-
-    Raises InputError where the kernel cannot have such sizes.
-    """
+def in_whole_tiles(kernel: Kernel, problem: Problem) -> Problem | None:
+    """`problem` with every axis that has more than a block of lanes a whole number of them; None
+    where the kernel cannot have such sizes."""
     long = {axis: n for axis, n in problem.shape.items() if n > LANES}
-    return _resized(kernel, problem, {axis: -(-n // LANES) * LANES for axis, n in long.items()})
+    with contextlib.suppress(AutotuneError):
+        return _resized(kernel, problem, {a: -(-n // LANES) * LANES for a, n in long.items()})
+    return None
 
 
 def lightened(kernel: Kernel, problem: Problem, config: Config, *, max_flops: int) -> tuple[

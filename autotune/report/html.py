@@ -113,7 +113,7 @@ def _pairs(pairs: Sequence[BackwardPair], boards: Sequence[Board]) -> str:
         ]
         for pair in pairs
     ]  # fmt: skip
-    header = ("problem", "device", "dq", "dkv", "dq + dkv", "evidence", "MFU", "TFLOP/s")
+    header = ("problem", *summary.PAIR[1:])
     at = [f"{anchor[id(pair.dq)]} {anchor[id(pair.dkv)]}" for pair in pairs]
     return page.table(header, rows, label="Backward passes", limit=LIMIT, anchors=at, kind="pinned")
 

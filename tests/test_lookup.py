@@ -442,6 +442,31 @@ def test_a_damaged_board_that_is_mended_in_place_is_found(tmp_path: Path) -> Non
     assert ask()["bm"] == 512
 
 
+def test_a_board_written_over_in_place_is_read_again_and_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    path = store_matmul(results, **SHAPE).path
+    store_matmul(results, 8, 8, 8)
+    other = store_matmul(tmp_path / "other", **SHAPE, tile={"bm": 256}).path.read_bytes()
+    for folder in (results, *(f for f in results.rglob("*") if f.is_dir())):
+        os.utime(folder, (1, 1))
+    ask = partial(best_config, "matmul", SHAPE, device="v6e", results=results)
+    assert ask()["bm"] == 512
+    read, opened = library._best_of, []
+    monkeypatch.setattr(
+        library, "_best_of", lambda file, *more: (opened.append(file), read(file, *more))[1]
+    )
+    path.write_bytes(other)
+    assert ask()["bm"] == 256
+    assert opened == [path]
+    modified = path.stat().st_mtime_ns
+    path.write_bytes(other)  # of the same size, and with the old time, as some copying tools do
+    os.utime(path, ns=(modified, modified))
+    assert ask()["bm"] == 256
+    assert opened == [path, path]
+
+
 def test_device_folders_behind_links_are_looked_up(tmp_path: Path) -> None:
     store_matmul(tmp_path / "disk", **SHAPE)
     (tmp_path / "results").mkdir()

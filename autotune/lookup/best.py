@@ -158,8 +158,7 @@ def _found(query: Query, source: str, on_miss: str) -> _Answer:
     if known is None or (isinstance(known, _Answer) and not known.holds):
         known = _answered(query, shelf, on_miss)
         if isinstance(known, _Answer) and not known.holds:  # written over in place
-            library.forget(source)
-            shelf = library.opened(source)
+            shelf = library.opened(source, rewritten=True)
             known = _answered(query, shelf, on_miss)
         if len(shelf.answers) >= _MOST_ANSWERS:
             shelf.answers.clear()

@@ -22,8 +22,8 @@ from autotune.lookup import sources
 from autotune.row import EVIDENCE, IDENTITY, Row, checked, contradiction
 from autotune.stored import statement_of
 
-Stamp = tuple[int, int, int] | None
-"""Modification time, size and inode of a file; None where it has none, being in an archive."""
+Stamp = tuple[int, int, int, int] | None
+"""Times of modification and change, size and inode of a file; None in an archive."""
 _COLUMNS = (
     "problem_key", "problem_name", "kernel", "device", "problem", "config", "status", "evidence",
     "is_best", "rank", "latency_ms", "latency_model_ms", "latency_compiled_ms",
@@ -107,15 +107,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock)
 
 
-def opened(source: str, *, fresh: bool = False) -> Library:
-    """The library of a source: read once a process, and when `fresh` the files that changed again.
+def opened(source: str, *, fresh: bool = False, rewritten: bool = False) -> Library:
+    """The library of a source: read once a process, and again the files that changed, where `fresh`
+    and a folder says that some did, or where one is known to be `rewritten` in place.
 
     Raises:
       InputError: a source other than the default one does not exist, or cannot be looked into.
     """
     with _lock:
         known = _libraries.get(source)
-        if known is not None and not (fresh and known.changed):
+        if known is not None and not rewritten and not (fresh and known.changed):
             return known
         library = _libraries[source] = _read(source, known)
         for path, (_, what) in library.read.items():
@@ -209,5 +210,5 @@ def _changed_ns(folder: str) -> int | None:
 def _stamp(path: str) -> Stamp:
     with contextlib.suppress(OSError):
         status = os.stat(path)
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
     return None

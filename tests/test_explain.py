@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from boards import row, store
-from test_cost_model import V6E, held_schedule, make_call, program, window
+from test_cost_model import V6E, held_schedule, make_call, make_schedule, program, window
 
-from autotune import cli, page
+from autotune import cli, cost_model, page
 from autotune.cli import explain as explain_module
 from autotune.errors import InputError
-from autotune.explain import bill, facts, subject
+from autotune.evidence import ScopeUse
+from autotune.explain import bill, facts, scopes, subject, verdict
 from autotune.kernels import base
 from autotune.report import table
 
@@ -71,6 +72,7 @@ def test_pairs_change_the_default_where_nothing_is_stored(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["small", "best"], "config 'best': no best is stored, "),
         (["small", "bmm=256"], "unknown tunable of matmul 'bmm'"),
         (["small", "bm=100"], "bm: 100 is not allowed"),
         (["small", "bm"], "best, default, JSON, or name=value pairs"),
@@ -89,6 +91,68 @@ def test_a_candidate_that_cannot_be_meant_is_one_line(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+def test_what_is_explained_says_where_its_config_comes_from(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, results = f"{config}:small", ("--results", tmp_path / "r")
+
+    def origin(*words: str) -> str:
+        return str(explained(capsys, place, *words, *results, *MODEL)["config_origin"])
+
+    assert origin().startswith("the kernel's default: no best is stored, ")
+    assert origin().endswith(".parquet does not exist")
+    assert origin("default") == "the kernel's default"
+    assert origin("bm=256").startswith("bm as given, the rest the kernel's default: no best")
+    full = json.dumps({"bm": 256, "bk": 512, "bn": 256, "buffers": 2, "grid_order": "mn",
+                       "vmem_limit_bytes": None})  # fmt: skip
+    assert origin(full) == "as given"
+    assert run("explain", place, *results, *MODEL) == 0
+    assert "the kernel's default: no best is stored, " in capsys.readouterr().out
+
+    asked = subject.find(place, tmp_path / "r").problem
+    board = store(tmp_path / "r", row(asked, {**json.loads(full), "bm": 128}, 1.0))
+    assert (origin(), origin("best")) == ("the stored best", "the stored best")
+    assert origin("bm=256") == "bm as given, the rest the stored best"
+    store(tmp_path / "r", row(asked, json.loads(full), None, status="oom", reason="too large"))
+    assert origin() == f"the kernel's default: no candidate of {board.path} survived"
+    assert run("explain", place, "best", *results, *MODEL) == 2
+    assert "survived; `autotune sweep` stores one, 'default'" in capsys.readouterr().err
+
+
+def test_a_config_in_full_needs_no_default_to_start_from() -> None:
+    asked = base.make_problem(
+        base.load("measure_kernels:COPY"), device="v6e", shape={"m": 256, "n": 256}
+    )
+    about = subject.Subject(
+        problem=asked, kernel=base.load("measure_kernels:COPY"), board=None, place=Path("none")
+    )
+    assert about.kernel.default is None
+    chosen = subject.candidate(about, "rows=8 wrong=false")
+    assert (chosen.candidate.config, chosen.origin) == ({"rows": 8, "wrong": False}, "as given")
+    with pytest.raises(InputError, match="states no default config; give CONFIG in full"):
+        subject.candidate(about, "rows=8")
+
+
+def test_the_launch_is_no_part_of_what_grid_steps_cost() -> None:
+    chip = replace(V6E, issued_step_s=0.0, scalar_cycles=0.0, launch_s=2e-6)
+    whole = program(make_call(windows=(window(), window("output"))))
+    latency = cost_model.compiled_latency(whole, [held_schedule("input window 0")], chip)
+    times = {part.name: part.time_ms for part in verdict.parts(latency, chip)}
+    assert times["launch"] == pytest.approx(0.002)
+    assert times["grid steps and scalar code"] == pytest.approx(0, abs=1e-12)
+
+
+def test_units_are_shares_of_the_cycles_that_the_matrix_units_make_longer() -> None:
+    call = make_call()
+    use = ScopeUse(
+        bundles=100, mxu_rows=200 * V6E.mxu_rows_per_cycle * V6E.num_mxus, spill_loads=0,
+        spill_stores=0, units={"MXU": 140, "VALU": 80}, loop_depth=1,
+    )  # fmt: skip
+    schedule = replace(make_schedule({"step": use}), capacity={"MXU": 2, "VALU": 4})
+    (line,) = scopes.lines(program(call), [schedule], V6E, {})
+    assert (line.mxu_share, line.units) == (1.0, {"MXU": 0.35, "VALU": 0.1})
 
 
 def test_the_mask_of_the_lecture_is_counted(
@@ -218,9 +282,9 @@ def test_the_example_of_the_help_has_one_answer_in_a_clone() -> None:
     example = explain_module.EXAMPLE.split()
     name, pairs, device = example[2], example[3], example[example.index("--device") + 1]
     found = subject.find(name, results / device / "matmul", device=device)
-    changed = subject.candidate(found, pairs).config
+    changed = subject.candidate(found, pairs).candidate.config
     assert (changed["bm"], changed["bn"]) == (1024, 512)
-    assert changed["bk"] == subject.candidate(found, "best").config["bk"]
+    assert changed["bk"] == subject.candidate(found, "best").candidate.config["bk"]
 
 
 def test_a_window_that_the_compiler_did_without_says_why() -> None:

@@ -9,7 +9,7 @@ from test_cost_model import make_call, make_schedule, program, step_class, windo
 
 from autotune import cost_model, latency
 from autotune import device as devices
-from autotune.call_record import PallasCall
+from autotune.call_record import PallasCall, StepClass
 from autotune.evidence import Schedule, ScopeUse
 from autotune.explain.facts import Segment
 from autotune.explain.timeline import segments
@@ -61,6 +61,36 @@ def test_first_steady_and_last_steps_add_up_to_the_predicted_time(step_bundles, 
     )
     drawn_us = ends(bars, "first") + 8 * ends(bars, "steady") + ends(bars, "last")
     assert drawn_us == pytest.approx(predicted.total_s * 1e6, rel=1e-9)
+
+
+def test_no_step_is_in_two_strips():
+    def parts(*classes: StepClass) -> list[str]:
+        steps = sum(c.steps for c in classes)
+        whole = replace(call(), classes=classes, grid=(steps,), grid_steps=steps)
+        return list(dict.fromkeys(b.part for b in segments(program(whole), (), V6E, {})))
+
+    first, steady, last = call().classes
+    assert parts(first, steady, last) == [
+        "first step", "steady step, 8 of 8 between first and last", "last step",
+    ]  # fmt: skip
+    assert parts(first, last) == ["first step", "last step"]
+    assert parts(last) == ["only step"]
+    # One kind for the first step and those behind it: of its three, two are between.
+    assert parts(replace(steady, steps=3), last) == [
+        "first step", "steady step, 2 of 2 between first and last", "last step",
+    ]  # fmt: skip
+    # The kind of most time is the first step's own: what is drawn between is another.
+    long = replace(first, flops=10**12)
+    assert parts(long, replace(steady, steps=1), last) == [
+        "first step", "steady step, 1 of 1 between first and last", "last step",
+    ]  # fmt: skip
+
+
+def test_the_only_step_waits_for_its_copies_in_and_out():
+    (_, _, last) = call().classes
+    whole = replace(call(), classes=(last,), grid=(1,), grid_steps=1)
+    lanes = {(b.lane, b.label) for b in segments(program(whole), (), V6E, {})}
+    assert {("copy in", "this step's blocks"), ("copy out", "this step's blocks")} <= lanes
 
 
 def test_a_steps_scalar_code_and_fixed_cost_are_part_of_its_compute():

@@ -45,8 +45,9 @@ def explain(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="best (unless given), default, JSON, or name=value pairs with commas between "
-            "them; the rest as in the best."
+            help="best (the stored one), default (the kernel's own), JSON, or name=value pairs "
+            "with commas between them. What is not given is as in the best or, where none is "
+            "stored, the default, and the output says so."
         ),
     ] = None,
     device: Annotated[
@@ -70,7 +71,8 @@ def explain(
     """Say why a candidate is as fast as it is: VMEM bill, roofline, timeline, cycles and spills
     per scope, what limits it, and what the next larger and smaller blocks would change.
 
-    Exit status: 0, also for a candidate that does not fit; 2 for bad input.
+    Exit status: 0, also for a candidate that does not fit; 2 for bad input, `best` without a
+    stored one among it.
     """
     from autotune.explain import collect, facts, subject
 
@@ -78,11 +80,11 @@ def explain(
     if until is Until.measure:
         raise InputError("--until 'measure' is not allowed; model or compile")
     about = subject.find(problem, results, device=device_called(device))
-    candidate = subject.candidate(about, config)
+    chosen = subject.candidate(about, config)
     with progress_bars() as progress:
         explanation = collect.explain(
             about,
-            candidate,
+            chosen,
             until=until.value if until else None,
             neighbours=neighbours,
             jobs=jobs,

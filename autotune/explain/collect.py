@@ -14,7 +14,7 @@ from autotune.evidence import Compiled
 from autotune.explain import bill, scopes, timeline, verdict
 from autotune.explain.facts import Explanation, Neighbour, Roofline
 from autotune.explain.mask import statistics
-from autotune.explain.subject import Subject
+from autotune.explain.subject import Chosen, Subject
 from autotune.kernels import base
 from autotune.progress import Progress
 from autotune.row import Row
@@ -25,7 +25,7 @@ from autotune.search.space import Illegal, Space
 
 def explain(
     subject: Subject,
-    candidate: Candidate,
+    chosen: Chosen,
     *,
     until: str | None,
     neighbours: bool,
@@ -33,13 +33,13 @@ def explain(
     timeout_s: float,
     progress: Progress,
 ) -> Explanation:
-    """Everything known of `candidate`; compiled where the machine can and `until` allows.
+    """Everything known of a candidate; compiled where the machine can and `until` allows.
 
     Raises:
       NoCompilerError: `until` is `compile` and this machine cannot.
       KernelError: a function of the kernel raised.
     """
-    obstacle = environment.unavailable()
+    candidate, obstacle = chosen.candidate, environment.unavailable()
     if until == "compile" and obstacle:
         raise NoCompilerError(f"--until compile is not possible here: {obstacle}")
     compiling = until != "model" and not obstacle
@@ -55,7 +55,7 @@ def explain(
     }
     notes = [] if compiling else [obstacle or "not compiled: --until model"]
     return _explanation(
-        subject, judge, judged[candidate], compiled.get(candidate), rows[candidate],
+        subject, chosen.origin, judge, judged[candidate], compiled.get(candidate), rows[candidate],
         tuple(_told(near, rows, rows[candidate])), notes,
     )  # fmt: skip
 
@@ -118,6 +118,7 @@ def _told(near: list[Step], rows: Mapping[Candidate, Row], here: Row) -> Iterato
 
 def _explanation(
     subject: Subject,
+    origin: str,
     judge: Judge,
     judged: Judged,
     compiled: Compiled | None,
@@ -149,6 +150,7 @@ def _explanation(
         options=dict(problem.options),
         dtype=problem.dtype,
         config=judged.candidate.config,
+        config_origin=origin,
         status=row.status,
         reason=row.reason,
         evidence=row.evidence,
@@ -162,7 +164,7 @@ def _explanation(
         flops=judge.flops,
         flop_convention=subject.kernel.flop_convention,
         limits=verdict.limits(row, latency, lines),
-        parts=verdict.parts(latency),
+        parts=verdict.parts(latency, judge.device),
         vmem_limit_bytes=row.vmem_limit_bytes,
         vmem=bill.lines(program, schedules, judge.device) if program else (),
         roofline=_roofline(judge, row),

@@ -40,8 +40,8 @@ class ScopeLine:
       executions: over the whole grid; None where only run-time data can tell.
       bundles, cycles_once: of one run; None without the compiler.
       share: of the cycles of the whole program, 0 to 1.
-      mxu_share: MXU limit / cycles of one run.
-      units: unit -> issued slots / (capacity · cycles) of one run, 0 to 1.
+      mxu_share: cycles that the matrix units need for the scope's rows / its cycles.
+      units: unit -> slots that the compiler's own table has filled / (capacity · cycles), 0 to 1.
     """
 
     call: str
@@ -54,6 +54,14 @@ class ScopeLine:
     spill_loads: int | None = None
     spill_stores: int | None = None
     units: dict[str, float] | None = None
+
+
+SHARES = (
+    "MXU: cycles that the matrix units need for the rows / cycles. Units: slots filled / slots, as "
+    "the compiler counts them, fewer of the MXU than its rows need "
+    "(docs/vmem-and-latency-model.md)"
+)
+"""What two columns of a table of scopes count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +124,8 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """All of it. `limits` says in one sentence what holds the candidate back."""
+    """All of it. `limits` says in one sentence what holds the candidate back, `config_origin` where
+    the config comes from: the stored best, the kernel's default and why, or as given."""
 
     problem: str
     kernel: str
@@ -125,6 +134,7 @@ class Explanation:
     options: dict[str, Any]
     dtype: str
     config: dict[str, Any]
+    config_origin: str
     status: str
     reason: str | None
     evidence: str

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from autotune import page
-from autotune.explain.facts import Explanation, without
+from autotune.explain.facts import SHARES, Explanation, without
 from autotune.explain.terminal import headline
 from autotune.page import COLOURS, Cell, Figure, Section
 from autotune.report.units import milliseconds
@@ -110,12 +110,11 @@ def _scopes(e: Explanation) -> str:
         for line in e.scopes
     ]  # fmt: skip
     header = (
-        "scope", "runs", "cycles each", "share of cycles", "of the MXU limit", "spill loads",
+        "scope", "runs", "cycles each", "share of cycles", "MXU", "spill loads",
         "spill stores", "units",
     )  # fmt: skip
-    return page.table(header, rows, label="Scopes") + "".join(
-        page.paragraph(s) for s in e.scopes_split
-    )
+    told = [*([SHARES] if any(line.units for line in e.scopes) else []), *e.scopes_split]
+    return page.table(header, rows, label="Scopes") + "".join(map(page.paragraph, told))
 
 
 def roofline_figure(e: Explanation) -> Figure:

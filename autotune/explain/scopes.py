@@ -35,7 +35,7 @@ def lines(
         cycles = cost_model.run_cycles(call, schedule, device)
         for name, use in schedule.scopes.items():
             runs = call.grid_steps if not name else _runs(call, name, counts)
-            once = cycles[name]
+            once, text_cycles = cycles[name], max(1, cost_model.scope_cycles(use, device))
             spent.append(once * (runs or 0) * call.repeats)
             found.append(
                 ScopeLine(
@@ -44,14 +44,13 @@ def lines(
                     executions=runs,
                     bundles=use.bundles,
                     cycles_once=once,
-                    mxu_share=cost_model.mxu_limit_cycles(use, device)
-                    / max(1, cost_model.scope_cycles(use, device)),
+                    mxu_share=cost_model.mxu_limit_cycles(use, device) / text_cycles,
                     spill_loads=use.spill_loads,
                     spill_stores=use.spill_stores,
                     units={
-                        unit: slots / (schedule.capacity[unit] * use.bundles)
+                        unit: slots / (schedule.capacity[unit] * text_cycles)
                         for unit, slots in use.units.items()
-                        if schedule.capacity.get(unit) and use.bundles
+                        if schedule.capacity.get(unit)
                     },
                 )
             )

@@ -25,11 +25,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A problem, its kernel, and the board it has in the results, if any."""
+    """A problem, its kernel, the board it has in the results, if any, and where that would be."""
 
     problem: Problem
     kernel: Kernel
     board: Board | None
+    place: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """The candidate to explain, and in words where it comes from."""
+
+    candidate: Candidate
+    origin: str
 
 
 def find(text: str, results: Path, *, device: str | None = None) -> Subject:
@@ -59,12 +68,12 @@ def _from_config(path: Path, name: str, results: Path, device: str | None) -> Su
     problem = _only(found, name, what, named, devices_of=lambda p: p.device)
     kept = leaderboard.path_of(results, problem.device, problem.kernel, problem.key)
     board = leaderboard.read(kept) if kept.is_file() else None
-    return Subject(problem=problem, kernel=base.load(problem.kernel), board=board)
+    return Subject(problem=problem, kernel=base.load(problem.kernel), board=board, place=kept)
 
 
 def _from_board(board: Board) -> Subject:
     kernel, problem = stored.problem_of(board.rows[0])
-    return Subject(problem=problem, kernel=kernel, board=board)
+    return Subject(problem=problem, kernel=kernel, board=board, place=board.path)
 
 
 def _from_results(text: str, results: Path, device: str | None) -> Subject:
@@ -118,49 +127,77 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join([*labels[:LISTED], *more])
 
 
-def candidate(subject: Subject, text: str | None) -> Candidate:
-    """The candidate that `text` names.
+def candidate(subject: Subject, text: str | None) -> Chosen:
+    """The candidate that `text` names, and where it comes from.
 
-    `best` (also None) is the board's winner, else the default; `default` the kernel's; otherwise
-    JSON or `name=value` pairs, comma or blank between, and the rest as in the best.
+    `best` is the board's winner; None too, or the kernel's default where there is none; `default`
+    the kernel's; otherwise JSON or `name=value` pairs, comma or blank between, and the rest as for
+    None.
 
     Raises:
-      InputError: no such tunable, an illegal value, or no best and no default to start from.
+      InputError: no such tunable, an illegal value, no stored best that was asked for, or no best
+        and no default to start from.
     """
+    if text == "default":
+        return Chosen(candidate=_default(subject), origin="the kernel's default")
+    if text is None:
+        return _start(subject)
+    if text == "best":
+        if (best := _best(subject)) is None:
+            raise InputError(
+                f"config 'best': {_none_stored(subject)}; `autotune sweep` stores one, 'default' "
+                "explains the kernel's own"
+            )
+        return best
+    return _changed(subject, _parsed(text))
+
+
+def _changed(subject: Subject, given: dict[str, Scalar]) -> Chosen:
+    """`given`, and for tunables that it leaves out what explain starts from."""
     kernel, problem = subject.kernel, subject.problem
     device = devices.get(problem.device)
-    if text == "default":
-        return _default(subject)
-    start = _best(subject)
-    if text is None or text == "best":
-        return start
-    given = _parsed(text)
     tunables = base.ask(kernel, "tunables", kernel.tunables, problem, device)
     for name, value in given.items():
         if name not in tunables:
             raise UnknownNameError(f"tunable of {kernel.name}", name, tunables)
         if allowed := base.ask(kernel, "check", tunables[name].check, value):
             raise InputError(f"{name}: {shown(value)} is not allowed; {allowed}")
-    config = {**start.config, **given}
+    config, origin = given, "as given"
+    if tunables.keys() - given.keys():
+        start = _start(subject)
+        config = {**start.candidate.config, **given}
+        origin = f"{', '.join(given)} as given, the rest {start.origin}" if given else start.origin
     config = base.ask(kernel, "canonical", kernel.canonical, problem, config)
     if reason := base.ask(kernel, "illegal", kernel.illegal, problem, config, device):
         raise InputError(f"config {json.dumps(config, sort_keys=True)} is not allowed; {reason}")
-    return Candidate.of(config)
+    return Chosen(candidate=Candidate.of(config), origin=origin)
 
 
-def _best(subject: Subject) -> Candidate:
+def _start(subject: Subject) -> Chosen:
+    """The best, else the default and why it is not the best."""
+    if (best := _best(subject)) is not None:
+        return best
+    origin = f"the kernel's default: {_none_stored(subject)}"
+    return Chosen(candidate=_default(subject), origin=origin)
+
+
+def _best(subject: Subject) -> Chosen | None:
     best: Row | None = subject.board.best if subject.board else None
     if best is None:
-        return _default(subject)
-    return stored.candidate_of(best)
+        return None
+    return Chosen(candidate=stored.candidate_of(best), origin="the stored best")
+
+
+def _none_stored(subject: Subject) -> str:
+    if subject.board is None:
+        return f"no best is stored, {subject.place} does not exist"
+    return f"no candidate of {subject.place} survived"
 
 
 def _default(subject: Subject) -> Candidate:
     kernel, problem = subject.kernel, subject.problem
     if kernel.default is None:
-        raise InputError(
-            f"{kernel.name} states no default config, and nothing is stored; give CONFIG in full"
-        )
+        raise InputError(f"{kernel.name} states no default config; give CONFIG in full")
     config = base.ask(kernel, "default", kernel.default, problem, devices.get(problem.device))
     config = base.ask(kernel, "canonical", kernel.canonical, problem, config)
     return Candidate.of(config, is_default=True)

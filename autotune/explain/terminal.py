@@ -9,7 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
-from autotune.explain.facts import Explanation, Segment, without
+from autotune.explain.facts import SHARES, Explanation, Segment, without
 from autotune.report.table import options_on
 from autotune.report.units import milliseconds
 from autotune.row import printable
@@ -33,7 +33,7 @@ def write(explanation: Explanation, file: IO[str]) -> None:
 
 
 def headline(e: Explanation) -> list[str]:
-    """The problem, the config, the verdict: what fits three lines."""
+    """The problem, the config, the verdict: what fits a few lines."""
     shape = " ".join(f"{axis}={size}" for axis, size in e.shape.items())
     options = " ".join(f"{k}={v}" for k, v in options_on(e.options).items())
     config = " ".join(f"{k}={v}" for k, v in e.config.items() if v is not None)
@@ -41,6 +41,7 @@ def headline(e: Explanation) -> list[str]:
         f"{e.problem}: {e.kernel} on {e.device} ({shape}) {e.dtype}",
         *([f"options {options}"] if options else []),
         f"config  {config}",
+        f"        {e.config_origin}",
     ]
     lines = [printable(line) for line in lines]
     if e.latency_ms is None:
@@ -104,6 +105,8 @@ def _scopes(e: Explanation, console: Console) -> None:
             ", ".join(f"{unit} {share:.0%}" for unit, share in busiest if share >= 0.005),
         )
     console.print(table)
+    if any(line.units for line in e.scopes):
+        console.print(f"  {SHARES}")
     for sentence in e.scopes_split:
         console.print(f"  {sentence}")
     console.print()

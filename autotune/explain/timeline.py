@@ -29,10 +29,11 @@ def segments(
 ) -> tuple[Segment, ...]:
     """Bars of each call, microseconds from the start of each part.
 
-    Parts: the first step behind its own copy in; the steady step, the kind that takes most of the
-    grid's time, with its share of the steps; the last step before its own copy out. Copies of a
-    step run beside its compute: in for the next step, out for the one before. A call that the
-    compiler merged with another has none.
+    Parts: the first step behind its own copy in; the steady step, of the steps between the kind
+    that takes most of the time, and how many there are of it; the last step before its own copy
+    out. No step is in two parts, so a grid of two steps has no steady one. Copies of a step run
+    beside its compute: in for the next step, out for the one before. A call that the compiler
+    merged with another has none.
     """
     known = {id(c): s for c, s in cost_model.matched(program, schedules)} if schedules else {}
     found: list[Segment] = []
@@ -47,12 +48,19 @@ def segments(
 
 def _of_call(strip: _Strip) -> Iterator[Segment]:
     call = strip.call
-    steady = max(call.classes, key=lambda c: c.steps * strip.length_us(c))
+    first, last = call.classes[0], _last(call)
     fill_s, drain_s = latency.edge_seconds(call, strip.device, strip.work.held)
-    yield from strip.bars("first step", call.classes[0], fill_us=fill_s * 1e6)
-    if call.grid_steps > 1:
-        yield from strip.bars(f"steady step, {steady.steps:,} of {call.grid_steps:,}", steady)
-        yield from strip.bars("last step", _last(call), drain_us=drain_s * 1e6)
+    fill_us, drain_us = fill_s * 1e6, drain_s * 1e6
+    if call.grid_steps == 1:
+        yield from strip.bars("only step", first, fill_us=fill_us, drain_us=drain_us)
+        return
+    yield from strip.bars("first step", first, fill_us=fill_us)
+    between = [(c, c.steps - (c is first) - (c is last)) for c in call.classes]
+    steady, steps = max(between, key=lambda kind: kind[1] * strip.length_us(kind[0]))
+    if steps > 0:
+        among = f"{steps:,} of {call.grid_steps - 2:,} between first and last"
+        yield from strip.bars(f"steady step, {among}", steady)
+    yield from strip.bars("last step", last, drain_us=drain_us)
 
 
 def _last(call: PallasCall) -> StepClass:

@@ -5,28 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.cost_model import Latency
+from autotune.device import Device
 from autotune.explain.facts import Part, ScopeLine
 from autotune.row import Row
 
 _SAYS = {
     "compute": "compute",
     "memory": "copies between HBM and VMEM",
-    "overhead": "the fixed cost of its launch and grid steps",
+    "overhead": "the fixed cost of its launch and grid steps, and their scalar code",
 }
 ISSUE_BOUND = 0.9
 """Share of a unit's slots from which the unit, not the order of instructions, is the limit."""
 
 
-def parts(latency: Latency | None) -> tuple[Part, ...]:
-    """Compute, copies, XLA's own operations around the kernels, and the fixed cost of steps and
-    launch, each as if nothing else took time."""
+def parts(latency: Latency | None, device: Device) -> tuple[Part, ...]:
+    """Compute, copies, XLA's own operations around the kernels, the fixed cost of grid steps with
+    their scalar code, and that of the launch, each as if nothing else took time."""
     if latency is None:
         return ()
     named = (
         ("compute", latency.compute_s),
         ("HBM copies", max(0.0, latency.transfer_s - latency.around_s)),
         ("around the kernels", latency.around_s),
-        ("grid steps", latency.overhead_s),
+        ("grid steps and scalar code", max(0.0, latency.overhead_s - device.launch_s)),
+        ("launch", device.launch_s),
     )
     return tuple(Part(name=name, time_ms=time_s * 1e3) for name, time_s in named)
 

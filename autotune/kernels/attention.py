@@ -204,11 +204,6 @@ def last_kv_block(q_block: Any, block_q: int, block_kv: int, offset: int) -> Any
     return quotient(_at_least_0(last), block_kv)
 
 
-def first_q_block(kv_block: Any, block_q: int, block_kv: int, offset: int) -> Any:
-    """First q block that sees any key of `kv_block` under a causal mask."""
-    return quotient(_at_least_0(kv_block * block_kv - offset), block_q)
-
-
 def _at_least_0(value: Any) -> Any:
     return max(value, 0) if isinstance(value, int) else jnp.maximum(value, 0)
 

@@ -28,6 +28,7 @@ from autotune.kernels.attention import (
     check_heads,
     clamp_block,
 )
+from autotune.kernels.attention_inputs import gain_of
 from autotune.kernels.base import Option, Tunable, choice, flag
 from autotune.kernels.flash_bwd import abstract
 from autotune.problem import Problem
@@ -72,8 +73,10 @@ def operands(problem: Problem) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
-    """q, k, v, do: standard normals; lse and di: what a forward pass on them leaves behind."""
-    return draw_backward(key, operands(problem), **_attention_keywords(problem))  # type: ignore[no-any-return]
+    """q, k, v, do: standard normals, q times `logit_gain`; lse and di: what a forward pass on them
+    leaves behind."""
+    how = _attention_keywords(problem)
+    return draw_backward(key, operands(problem), **how, gain=gain_of(problem))  # type: ignore[no-any-return]
 
 
 def _attention_keywords(problem: Problem) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from autotune.candidate import Config
 from autotune.device import Device
 from autotune.kernels import anchored_softmax as softmax
 from autotune.kernels import attention as at
-from autotune.kernels import flash_fwd_kernel, reference
+from autotune.kernels import attention_inputs, flash_fwd_kernel, reference
 from autotune.kernels.attention import LANES, AttentionShape
 from autotune.kernels.base import Call, Kernel, Tunable, choice, flag, number
 from autotune.kernels.flash_fwd_call import Outputs, keywords, operands, plan_entries
@@ -289,7 +289,8 @@ KERNEL = Kernel(
     illegal=illegal,
     canonical=canonical,
     default=default,
+    inputs=attention_inputs.inputs,
     reference=reference.flash_fwd,
-    # The anchors' check depends on the data; logits of standard normals never leave its range.
+    # The anchors' check depends on the data; logits of `inputs` do not leave its range.
     scope_counts=lambda problem, config: {"rescale_step": 0},
 )

@@ -18,6 +18,7 @@ from autotune.device import Device
 from autotune.kernels import jax_blocks as blocks
 from autotune.kernels import jax_pages as pages
 from autotune.kernels import reference as references
+from autotune.kernels.attention_inputs import logit_gain
 from autotune.kernels.base import Call, Kernel, Tunable, number
 from autotune.kernels.jax_inputs import draw
 from autotune.problem import Problem
@@ -75,8 +76,9 @@ def _illegal(problem: Problem, config: Config, device: Device) -> str | None:
 
 
 def _inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
+    gain = logit_gain(problem.options["attn_logits_soft_cap"], 1.0)
     arguments = _build(problem, {})[1]
-    return draw(key, arrays=arguments, scale=problem.shape["head_dim"] ** -0.5)
+    return draw(key, arrays=arguments, scale=gain * problem.shape["head_dim"] ** -0.5)
 
 
 def _reference(problem: Problem, q: Any, k_pages: Any, v_pages: Any) -> Any:

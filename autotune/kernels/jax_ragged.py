@@ -20,6 +20,7 @@ from autotune.device import Device
 from autotune.errors import InputError
 from autotune.kernels import jax_pages as pages
 from autotune.kernels import reference as references
+from autotune.kernels.attention_inputs import logit_gain
 from autotune.kernels.base import Call, Kernel, Option, Tunable, number
 from autotune.kernels.jax_blocks import why_no_size
 from autotune.kernels.jax_inputs import draw, sm_scale
@@ -159,7 +160,8 @@ def _flops(problem: Problem) -> int:
 
 
 def _inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
-    gain = problem.shape["head_dim"] ** -0.5 / problem.options["sm_scale"]
+    spread = problem.options["sm_scale"] * problem.shape["head_dim"] ** 0.5
+    gain = logit_gain(problem.options["soft_cap"], 1.0) / spread
     return draw(key, arrays=_build(problem, {})[1], scale=float(gain))
 
 

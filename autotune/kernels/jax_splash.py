@@ -22,6 +22,7 @@ from autotune.kernels import attention as at
 from autotune.kernels import jax_splash_space as space
 from autotune.kernels import reference as references
 from autotune.kernels.attention import AttentionShape
+from autotune.kernels.attention_inputs import logit_gain
 from autotune.kernels.base import Call, Kernel
 from autotune.kernels.jax_inputs import draw
 from autotune.kernels.jax_masks import jax_mask
@@ -119,7 +120,7 @@ def _arguments(problem: Problem) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
-    """Standard normals, q scaled as users scale it, by 1/sqrt(head_dim).
+    """Standard normals, q scaled as users scale it, by 1/sqrt(head_dim), and times `logit_gain`.
 
     Segment ids are of packed documents of about 1/8 of the keys; query i has the id of key i, so
     that it sees itself.
@@ -127,7 +128,11 @@ def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
     arguments = _arguments(problem)
     count = 2 * problem.options["segment_ids"]
     arrays, ids = arguments[: len(arguments) - count], arguments[len(arguments) - count :]
-    return draw(key, arrays=arrays, ids=ids, scale=problem.shape["head_dim_qk"] ** -0.5)
+    # Gradients are made from an output rounded to bf16: at 4 that error alone is all that is
+    # allowed.
+    most = 2.0 if problem.options["grad"] else 8.0
+    gain = logit_gain(problem.options["attn_logits_soft_cap"], 1.0, most=most)
+    return draw(key, arrays=arrays, ids=ids, scale=gain * problem.shape["head_dim_qk"] ** -0.5)
 
 
 def reference(problem: Problem, q: Any, k: Any, v: Any, *more: Any) -> Any:

@@ -22,6 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from autotune.candidate import Config
 from autotune.kernels import attention as at
+from autotune.kernels import attention_inputs
 from autotune.kernels import reference as references
 from autotune.kernels import splash_codes as codes
 from autotune.kernels import splash_space as space
@@ -251,26 +252,20 @@ def build(problem: Problem, config: Config) -> Call:
 
 
 def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
-    """Standard normals; ids of packed documents of about 1/8 of the keys, the last one padding."""
-    s, dtype = AttentionShape.of(problem), jnp.dtype(problem.dtype)
-    return _draw(key, shape=s, dtype=dtype, ids=problem.options["segment_ids"])  # type: ignore[no-any-return]
+    """As of `flash_fwd`; ids of packed documents of about 1/8 of the keys, the last one padding."""
+    arrays = attention_inputs.inputs(problem, key)
+    ids = problem.options["segment_ids"]
+    return (*arrays, *_draw_ids(key, shape=AttentionShape.of(problem))) if ids else arrays
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "ids"))
-def _draw(key: jax.Array, *, shape: AttentionShape, dtype: Any, ids: bool) -> tuple[Any, ...]:
-    keys = jax.random.split(key, 4)
-    q = jax.random.normal(keys[0], (shape.batch, shape.q_heads, shape.q_len, shape.head_dim_qk))
-    kv = (shape.batch, shape.kv_heads, shape.kv_len)
-    k = jax.random.normal(keys[1], (*kv, shape.head_dim_qk))
-    v = jax.random.normal(keys[2], (*kv, shape.head_dim_v))
-    arrays = tuple(a.astype(dtype) for a in (q, k, v))
-    if not ids:
-        return arrays
-    starts = jax.random.bernoulli(keys[3], min(1.0, 8 / shape.kv_len), (shape.batch, shape.kv_len))
+@functools.partial(jax.jit, static_argnames=("shape",))
+def _draw_ids(key: jax.Array, *, shape: AttentionShape) -> tuple[jax.Array, jax.Array]:
+    lengths, mean = (shape.batch, shape.kv_len), min(1.0, 8 / shape.kv_len)
+    starts = jax.random.bernoulli(jax.random.fold_in(key, 1), mean, lengths)
     kv_ids = jnp.cumsum(starts, axis=1)
     kv_ids = jnp.where((kv_ids == kv_ids[:, -1:]) & (kv_ids > 0), -1, kv_ids)
     position = jnp.arange(shape.q_len) + shape.causal_offset
-    return *arrays, kv_ids[:, jnp.clip(position, 0, shape.kv_len - 1)], kv_ids
+    return kv_ids[:, jnp.clip(position, 0, shape.kv_len - 1)], kv_ids
 
 
 def reference(problem: Problem, q: Any, k: Any, v: Any, *ids: Any) -> Any:

@@ -108,15 +108,16 @@ def read(path: Path) -> Board:
         table = table_of(content)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DamagedFileError(
-            f"{path}: not a readable leaderboard ({first_line(error)})"
+            f"{path}: not a readable leaderboard ({first_line(error)})", file=path
         ) from None
     try:
         return _board(path, table)
     except (ValueError, TypeError, OverflowError, KeyError, pa.ArrowException) as error:
         fault = f"{path}: not a leaderboard ({first_line(error)})"
         if _schema_version(table) > SCHEMA_VERSION:
-            raise InputError(f"{fault}, to this release; a newer one wrote it") from None
-        raise DamagedFileError(fault) from None
+            newer = f"{fault}, to this release; a newer one wrote it"
+            raise InputError(newer, file=path) from None
+        raise DamagedFileError(fault, file=path) from None
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:

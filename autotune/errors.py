@@ -29,11 +29,15 @@ class InputError(AutotuneError):
 
     Attributes:
       path: where in the input, e.g. `("shape", "m")`; `config.py` turns it into a line number.
+      file: the stored file or folder that is at fault, with which the message begins.
     """
 
-    def __init__(self, message: str, *, path: tuple[str | int, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, path: tuple[str | int, ...] = (), file: object = None
+    ) -> None:
         super().__init__(message)
         self.path = path
+        self.file = None if file is None else str(file)
 
 
 class UnknownNameError(InputError):
@@ -84,3 +88,11 @@ def shown(value: object) -> str:
     )
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def printable(text: str) -> str:
+    """`text`, such as a file's name, on one line and without what a terminal would obey."""
+    if text.isprintable():
+        return text
+    words = "".join(c if c.isprintable() else " " for c in text).split()
+    return " ".join(words) or ascii(text)

@@ -77,4 +77,4 @@ def is_leaderboard(name: str) -> bool:
 
 def unreadable(path: Path | Traversable, error: OSError) -> InputError:
     """The error of a file or folder that is there and cannot be opened."""
-    return InputError(f"{path}: cannot be read ({error.strerror or error})")
+    return InputError(f"{path}: cannot be read ({error.strerror or error})", file=path)

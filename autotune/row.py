@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from autotune.errors import printable as printable
+
 STATUSES = ("ok", "pruned", "oom", "unsupported", "failed", "timeout", "crashed", "wrong")
 EVIDENCE = ("model", "compiled", "measured")
 """Kinds of evidence, weakest first."""
@@ -107,14 +109,6 @@ class Row:
             self.kernel_fingerprint,
             self.method_fingerprint,
         )
-
-
-def printable(text: str) -> str:
-    """`text` on one line, without what a terminal would obey."""
-    if text.isprintable():
-        return text
-    words = "".join(c if c.isprintable() else " " for c in text).split()
-    return " ".join(words) or ascii(text)
 
 
 def indistinguishable(one: Row, other: Row) -> bool:

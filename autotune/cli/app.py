@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from autotune.cli import usage
-from autotune.errors import AutotuneError, InputError, UnknownNameError
+from autotune.errors import AutotuneError, InputError, UnknownNameError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def _unwritable(error: OSError) -> int:
 
 def _complain(text: str) -> None:
     if text:
-        print(f"autotune: {' '.join(text.split())}", file=sys.stderr)
+        print(f"autotune: {printable(' '.join(text.split()))}", file=sys.stderr)
 
 
 app = typer.Typer(
@@ -186,7 +186,7 @@ def stored(results: Path) -> list[Board]:
     if damaged and results.is_file():
         raise damaged[0]
     for error in damaged:
-        print(f"autotune: skipped {error}", file=sys.stderr)
+        _complain(f"skipped {error}")
     return [f for f in found if not isinstance(f, AutotuneError)]
 
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from autotune.errors import UnknownNameError
-from autotune.kernels.registry import DISTRIBUTIONS, REGISTRY, place_of
+from autotune.kernels.registry import DISTRIBUTIONS, REGISTRY, SITES, place_of
 
 # What decides how a candidate is compiled and how its dump becomes a record.
 _RECORD_MODULES = (
@@ -37,7 +37,6 @@ _RECORD_MODULES = (
 _ELSEWHERE = frozenset({"autotune", "jax", "jaxlib", "libtpu", "numpy"})
 """Top-level modules of installed distributions that another part of a cache key speaks for, or
 that shape no compiled code."""
-_SITES = frozenset({"site-packages", "dist-packages"})
 
 
 def kernel_fingerprint(kernel: str) -> str:
@@ -112,7 +111,7 @@ def _is_installed(top: str) -> bool:
     """Whether a top-level module is a copy in a folder of installed distributions."""
     path, folders = _locate_top(top)
     places = [*([path] if path else []), *map(Path, folders)]
-    return any(_SITES.intersection(place.parts) for place in places)
+    return any(SITES.intersection(place.parts) for place in places)
 
 
 def _distributions(tops: Set[str]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.errors import InputError, KernelError, UnknownNameError
 from autotune.kernels.base import Kernel
+from autotune.kernels.registry import SITES
 
 _CELL = """# A kernel that was defined in a notebook or a script, for the worker processes.
 import cloudpickle
@@ -105,7 +106,7 @@ def _check_installed_as_here(name: str, module: ModuleType) -> None:
     top = module.__name__.partition(".")[0]
     folders = list(getattr(sys.modules[top], "__path__", ()))
     installed = Path(folders[0] if folders else str(module.__file__))
-    if "site-packages" not in installed.parts:
+    if not SITES.intersection(installed.parts):
         return
     here = Path(os.getcwd(), top if folders else installed.name)
     if (pair := _first_difference(here, installed)) is not None:

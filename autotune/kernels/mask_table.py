@@ -70,12 +70,6 @@ class MaskTable:
     def patterns(self) -> int:
         return len(self.lo)
 
-    def dense_patterns(self) -> npt.NDArray[np.bool_]:
-        """bool[patterns, block_q, block_kv]."""
-        keys = np.arange(self.block_kv)
-        inside = (keys >= self.lo[..., None]) & (keys < self.hi[..., None])
-        return np.asarray(inside.any(axis=1))
-
 
 def padded_rows(intervals: Intervals, block_q: int) -> Intervals:
     """Rows up to a whole number of blocks; padding rows repeat the last (their output is cut)."""

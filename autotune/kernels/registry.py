@@ -25,6 +25,9 @@ DISTRIBUTIONS: dict[str, str] = {"tokamax": "tokamax"}
 """Prefix of a kernel's name -> the installed package its source lies in, where that is neither
 this one nor jax; its version is part of the kernel's fingerprint."""
 
+SITES = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders that distributions are installed into."""
+
 
 def place_of(name: str) -> tuple[str, str]:
     """(module, attribute) of the built-in kernel called `name`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -14,6 +15,8 @@ from autotune import device as devices
 from autotune.calibration import data, fit
 from autotune.calibration.evidence_of import Evidence
 from autotune.calibration.merit import bands, half_width, kendall_tau, merit, quantile, regret
+from autotune.calibration.output import write_table
+from autotune.calibration.run import DeviceResult, Rejects, Result
 from autotune.call_record import Dot, PallasCall, Program, StepClass
 from autotune.constants import Calibration
 from autotune.errors import DamagedFileError, InputError
@@ -142,6 +145,19 @@ def test_the_table_lists_them_too(tmp_path: Path, capsys):
     assert "1 of 1 rows are not predicted" in out
     assert "xla.dot" in out
     assert "no constants fitted" in out
+
+
+def test_rows_too_few_to_fit_are_not_said_to_be_fitted_to():
+    one = merit([("p", (1.1, 1.0))])
+    device = DeviceResult(
+        device=V6E, fitted=None, merits={"fit": {"compiled": one, "model": one}},
+        rejects=Rejects(refused=0, foreseen=0, false=0),
+    )  # fmt: skip
+    text = io.StringIO()
+    write_table(Result(devices=(device,), rows=()), None, text)
+    assert "too few rows to fit to, compiled" in text.getvalue()
+    assert "rows fitted to" not in text.getvalue()
+    assert "no constants fitted: 1 of the rows to fit compiled, 3 are needed" in text.getvalue()
 
 
 @pytest.mark.compiler

@@ -150,7 +150,7 @@ def test_an_unreadable_config_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "command", ["sweep", "report", "gate", "best", "export", "kernels", "devices"]
+    "command", ["sweep", "report", "gate", "best", "export", "calibrate", "kernels", "devices"]
 )
 def test_every_command_has_help_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune import versions
+from autotune.calibration.data import FIT
+from autotune.calibration.fit import LEAST_ROWS
 from autotune.calibration.merit import Merit
 from autotune.calibration.run import DeviceResult, Prediction, Result
 from autotune.constants import constant_lines, described
 
 PARTS = {"fit": "rows fitted to", "evaluate": "rows not fitted to"}
+TOO_FEW = "too few rows to fit to"
 
 
 def write_json(result: Result, written: Path | None, file: IO[str]) -> None:
@@ -69,7 +72,7 @@ def write_table(result: Result, written: Path | None, file: IO[str]) -> None:
     if written:
         print(f"constants written to {written}", file=file)
     elif not result.calibrations:
-        print("no constants fitted: too few rows could be predicted", file=file)
+        print("no constants fitted, nothing written", file=file)
 
 
 def _write_device(result: DeviceResult, file: IO[str]) -> None:
@@ -77,10 +80,18 @@ def _write_device(result: DeviceResult, file: IO[str]) -> None:
     print(device.name, file=file)
     for line in constant_lines(device):
         print(line, file=file)
-    print(f"\n  {'':28} rows   tau  regret  of three  median    p90  worst   bias", file=file)
+    print(f"\n  {'':32} rows   tau  regret  of three  median    p90  worst   bias", file=file)
     for part, by in result.merits.items():
+        told = TOO_FEW if part == FIT and result.fitted is None else PARTS[part]
         for evidence, merit in by.items():
-            print(f"  {PARTS[part] + ', ' + evidence:<28} {_figures(merit)}", file=file)
+            print(f"  {told + ', ' + evidence:<32} {_figures(merit)}", file=file)
+    if result.fitted is None and FIT in result.merits:
+        rows = result.merits[FIT]["compiled"].rows
+        print(
+            f"  no constants fitted: {rows} of the rows to fit compiled, {LEAST_ROWS} are needed; "
+            "the constants above are those it had",
+            file=file,
+        )
     if by_kernel := device.bands.get("compiled"):
         told = ", ".join(f"{'all' if k == '*' else k} ±{w:.1%}" for k, w in by_kernel.items())
         print(f"  band of compiled evidence: {told}", file=file)

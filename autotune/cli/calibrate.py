@@ -17,22 +17,17 @@ class CalibrateFormat(enum.StrEnum):
     json = "json"
 
 
-ROW = (
-    'matmul,v6e,"{""shape"": {""m"": 512, ""k"": 1024, ""n"": 512}}","{""bm"": 256, ""bk"": 1024, '
-    '""bn"": 512, ""grid_order"": ""mn"", ""buffers"": 2}",0.0171'
-)
+EXAMPLE = "autotune calibrate measured.csv --evaluate other.csv"
 
 
-@app.command(
-    epilog="Example: autotune calibrate measured.csv --evaluate other.csv, where measured.csv has "
-    f"the line kernel,device,problem,config,latency_ms and lines like {ROW}"
-)
+@app.command(epilog=f"Example: {EXAMPLE}")
 def calibrate(
     data: Annotated[
         list[Path],
         typer.Argument(
             help="Measured rows to fit: leaderboards, results directories, or CSVs with the "
-            "columns kernel, device, problem, config, latency_ms."
+            "columns kernel, device, problem, config, latency_ms (problem and config are JSON as "
+            "in a leaderboard; docs/measuring.md, Times from elsewhere, has a file to copy)."
         ),
     ],
     evaluate: Annotated[
@@ -54,8 +49,10 @@ def calibrate(
 ) -> None:
     """Fit a device's constants to measurements, and say how far predictions can be trusted.
 
-    Needs no TPU: every row is compiled ahead of time, once, and kept in the cache. Rows that cannot
-    be predicted are listed with the reason. Exit status: 0; 2 for bad input.
+    Needs no TPU: every row is compiled ahead of time, once, and kept in the cache. A device needs
+    three such rows to be fitted. Rows that cannot be predicted are listed with the reason.
+
+    Exit status: 0, also where nothing could be fitted; 2 for bad input.
     """
     from autotune import constants
     from autotune.calibration import data as measured

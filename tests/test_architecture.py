@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,17 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
     visit(ast.parse(path.read_text()), True)
     return found
+
+
+def test_the_table_in_the_documentation_has_every_module_in_its_layer() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE)
+    told = {
+        (name.rstrip("/").removeprefix("search/"), int(number))
+        for number, row in rows
+        for name in re.findall(r"`([^`]+)`", row)
+    }
+    assert {(name.removeprefix("search."), number) for name, number in LAYERS.items()} <= told
 
 
 @pytest.mark.parametrize("module", modules())

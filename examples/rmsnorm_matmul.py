@@ -71,6 +71,16 @@ def tunables(problem, device):
     return {"block_m": block(problem.shape["m"], 8), "block_n": block(problem.shape["n"], 128)}
 
 
+def inputs(problem, key):
+    """Rows of x of sizes from 1/4 to 4: those of standard normals all have a mean square near 1,
+    and a kernel that forgot to normalise them would pass."""
+    m, k, n = (problem.shape[axis] for axis in ("m", "k", "n"))
+    shapes, keys = ((m, k), (k,), (k, n)), jax.random.split(key, 4)
+    x, weight, w = (jax.random.normal(*each) for each in zip(keys, shapes, strict=False))
+    size = jnp.exp2(jax.random.uniform(keys[3], (m, 1), minval=-2, maxval=2))
+    return tuple(a.astype(problem.dtype) for a in (x * size, weight, w))
+
+
 def reference(problem, x, weight, w):
     x, weight, w = (a.astype(jnp.float32) for a in (x, weight, w))
     scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPS)
@@ -85,5 +95,6 @@ KERNEL = Kernel(
     flops=lambda problem: 2 * problem.shape["m"] * problem.shape["k"] * problem.shape["n"],
     flop_convention="2·m·k·n: the matmul alone",
     default=lambda problem, device: {"block_m": 128, "block_n": 128},
+    inputs=inputs,
     reference=reference,
 )

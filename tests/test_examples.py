@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from autotune import leaderboard
 from autotune.compiler.environment import unavailable
 from autotune.kernels import base
+from autotune.measure.check import error_of
 
 DOC = Path(__file__).parent.parent / "docs" / "your-own-kernel.md"
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -51,14 +52,19 @@ def test_the_rmsnorm_matmul_is_tuned_to_compiled_evidence_from_any_folder(tmp_pa
 def test_the_rmsnorm_matmul_computes_its_reference(kernel, config):
     problem = base.make_problem(kernel, device="v6e", shape={"m": 48, "k": 256, "n": 384})
     function, arguments = kernel.build(problem, config)
-    keys = jax.random.split(jax.random.key(0), len(arguments))
-    arrays = [
-        jax.random.normal(key, a.shape, a.dtype) for key, a in zip(keys, arguments, strict=True)
-    ]
+    arrays = kernel.inputs(problem, jax.random.key(0))
+    assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in arguments]
     with pltpu.force_tpu_interpret_mode():
         got = np.asarray(jax.jit(function)(*arrays), np.float64)
     want = np.asarray(kernel.reference(problem, *arrays), np.float64)
     assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
+
+
+def test_the_rmsnorm_matmul_s_inputs_show_a_norm_that_is_left_out(kernel):
+    problem = base.make_problem(kernel, device="v6e", shape={"m": 64, "k": 4096, "n": 128})
+    x, weight, w = (np.asarray(a, np.float64) for a in kernel.inputs(problem, jax.random.key(0)))
+    want = np.asarray(kernel.reference(problem, x, weight, w), np.float64)
+    assert error_of(x * weight @ w, want) > 1, "of standard normals it is 0.03, as bf16 may have"
 
 
 def test_the_rmsnorm_matmul_s_rules_say_what_is_allowed(kernel):

@@ -3,7 +3,8 @@
     python benchmarks/schedule_vs_silicon.py DATA_DIR [--jobs 1] [--seconds N] [--shipped]
 
 DATA_DIR holds `silicon_v6e_splash.csv`, `ironwood_published.csv` and, where Tokamax is installed,
-`silicon_tokamax_splash.csv`; a file that is missing is left out. On v6e the constants are fitted,
+`silicon_tokamax_splash.csv` (docs/calibration.md, Where the measurements come from, has what they
+are and how to make them); a file that is missing is left out. On v6e the constants are fitted,
 from none, to every third of the forward rows with default layouts; every other row of v6e is
 predicted by constants it was not fitted to. tpu7x and v5p have the shipped ones. `--shipped` fits
 to all rows instead and prints what `autotune/shipped_calibration.json` holds. `--seconds` bounds
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -30,6 +32,7 @@ from autotune.calibration.evidence_of import Evidence, gather
 from autotune.calibration.merit import Merit, Pair, bands, merit
 from autotune.calibration.run import Prediction, calibrate
 from autotune.constants import Calibration
+from autotune.errors import InputError
 from autotune.progress import Quiet
 from autotune.search.prune import Stages
 
@@ -48,15 +51,20 @@ HOST_CLOCK = (V6E,)
 """Files whose times are a host's clock; the others' are the device's own."""
 LAUNCH_S = 2e-6
 """Cost of a run by the device's own clock: published copies on tpu7x, extrapolated to no bytes."""
+SOURCES = "docs/calibration.md, Where the measurements come from, says how to make them"
 PLAIN = ("q_layout", "k_layout", "v_layout")
 
 
 def rows_of(folder: Path) -> list[data.Measured]:
-    """All measured rows; those that constants are fitted to are marked `fit`."""
-    rows: list[data.Measured] = []
-    for name in (V6E, IRONWOOD, TOKAMAX):
-        if (folder / name).exists():
-            rows += data.read([folder / name], data.EVALUATE)
+    """All measured rows; those that constants are fitted to are marked `fit`.
+
+    Raises:
+      InputError: the folder has none of the files.
+    """
+    files = [folder / name for name in (V6E, IRONWOOD, TOKAMAX) if (folder / name).is_file()]
+    if not files:
+        raise InputError(f"{folder} has none of {V6E}, {IRONWOOD}, {TOKAMAX}; {SOURCES}")
+    rows = data.read(files, data.EVALUATE)
     forward = [n for n, row in enumerate(rows) if V6E in row.where and _plain_forward(row)]
     for n in forward[::3]:
         rows[n] = replace(rows[n], part=data.FIT)
@@ -82,6 +90,7 @@ def groups(rows: Sequence[Prediction]) -> Iterable[tuple[str, list[Prediction]]]
                 and not _plain_forward(row.measured),
                 "grad": bool(row.measured.problem["options"].get("grad")),
                 "no backward": row.measured.problem["options"].get("pass") is None,
+                "backward": row.measured.problem["options"].get("pass") is not None,
             }[test]
         ]  # fmt: skip
 
@@ -91,18 +100,21 @@ def groups(rows: Sequence[Prediction]) -> Iterable[tuple[str, list[Prediction]]]
     yield "tpu7x, published kernels", chosen(IRONWOOD, "all")
     for device in ("tpu7x", "v6e", "v5p"):
         yield f"{device}, Tokamax splash forward, winners", chosen(TOKAMAX, "no backward", device)
+    yield "tpu7x, Tokamax splash backward, winners", chosen(TOKAMAX, "backward")
 
 
 def line(what: str, rows: Sequence[Prediction], evidence: str) -> str:
-    """One line of the Markdown table."""
+    """One line of the Markdown table; of how many measured rows, where some have no prediction."""
     pairs = []
     for row in rows:
         compiled = row.predicted_ms if row.evidence == "compiled" else None
         ms = compiled if evidence == "compiled" else row.model_ms
         if ms is not None:
             pairs.append((row.measured.group, (ms, row.measured.measured_ms)))
-    fitted = sum(row.measured.part == data.FIT and row.predicted_ms is not None for row in rows)
-    return f"| {what} | {evidence} | {len(pairs)} ({fitted}) | {_figures(merit(pairs))} |"
+    # Constants are fitted to compiled evidence only.
+    fitted = sum(row.measured.part == data.FIT and row.evidence == "compiled" for row in rows)
+    number = f"{len(pairs)}" if len(pairs) == len(rows) else f"{len(pairs)} of {len(rows)}"
+    return f"| {what} | {evidence} | {number} ({fitted}) | {_figures(merit(pairs))} |"
 
 
 def _figures(m: Merit) -> str:
@@ -210,4 +222,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.candidate import Candidate
+from autotune.errors import InputError
 from autotune.kernels import base
 from autotune.measure.replay import Replay
 from autotune.problem import Problem
@@ -25,6 +27,7 @@ from autotune.search.prune import Stages
 from autotune.search.space import Space
 from autotune.search.tpe import Tpe
 
+SOURCES = "docs/calibration.md, Where the measurements come from, has recordings"
 WITHIN = 1.01
 Times = Mapping[Candidate, float]
 Strategy = Callable[[Sequence[Judged], Times, int], Iterator[Candidate]]
@@ -110,6 +113,8 @@ def main() -> None:
     parser.add_argument("--until", choices=("model", "compile"), default="compile")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
+    if not arguments.recording.is_file():
+        raise InputError(f"{arguments.recording} is no file; {SOURCES}")
     replay = Replay(arguments.recording)
     total = {name: [0] * arguments.seeds for name in STRATEGIES}
     with Stages.open(jobs=arguments.jobs, timeout_s=600, fresh=False, progress=Quiet()) as stages:
@@ -140,4 +145,8 @@ def _print(needed: Mapping[str, Sequence[int]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from autotune import device as devices
 from autotune import versions
 from autotune.calibration import data
 from autotune.candidate import Candidate
+from autotune.errors import InputError
 from autotune.kernels import base
 from autotune.problem import Problem
 from autotune.progress import Quiet
@@ -37,6 +39,7 @@ from autotune.search.prune import Stages
 from autotune.search.space import Space
 
 CSV, KERNEL = "silicon_tokamax_splash.csv", "tokamax.splash"
+SOURCES = "docs/calibration.md, Where the measurements come from, says how to make it"
 WITHIN = 0.05
 RANKED = 2
 """Of a sample, the candidates that the model's rank brings in."""
@@ -104,7 +107,13 @@ class Outcome:
 
 def specs(folder: Path, chosen: Sequence[str]) -> list[Spec]:
     """Forward problems of the chosen chips in the order they are tried: cheapest first, chips in
-    turn."""
+    turn.
+
+    Raises:
+      InputError: Tokamax is not installed, or the folder has no such file.
+    """
+    if not (folder / CSV).is_file():
+        raise InputError(f"{folder} has no {CSV}; {SOURCES}")
     kernel = base.load(KERNEL)
     runs: dict[Problem, list[tuple[Candidate, float]]] = defaultdict(list)
     for row in data.read([folder / CSV], data.EVALUATE):
@@ -301,6 +310,7 @@ def main() -> None:
     options.add_argument("--output", type=Path, help="JSON lines, one a spec")
     chosen = options.parse_args()
     names, ends = chosen.devices.split(","), time.monotonic() + chosen.seconds
+    wanted = specs(chosen.data, names)
     here, outcomes = versions.installed(), []
     print(f"jax {here['jax']}, libtpu {here['libtpu']}\n")
     print("| chip | spec | choices | winner | measured | predicted | best | predicted | above |")
@@ -309,7 +319,7 @@ def main() -> None:
         jobs=chosen.jobs, timeout_s=chosen.timeout, fresh=False, progress=Quiet()
     ) as stages:
         trial = Trial(stages, size=chosen.sample, out_of_time=lambda: time.monotonic() >= ends)
-        for spec in specs(chosen.data, names):
+        for spec in wanted:
             outcomes.append(trial.of(spec))
             print(line(outcomes[-1]), flush=True)
             if chosen.output:
@@ -321,4 +331,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

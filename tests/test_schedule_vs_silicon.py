@@ -1,6 +1,7 @@
 """The benchmark that fits the shipped constants: which rows, and by which clock."""
 
 import importlib.util
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from autotune import device as devices
 from autotune.calibration import data
 from autotune.calibration.evidence_of import Evidence
+from autotune.calibration.run import Prediction
 from autotune.call_record import Program
 from autotune.candidate import Candidate
 from autotune.compiler.cache import Cache
@@ -57,6 +59,38 @@ def test_a_hosts_clock_is_taken_to_the_devices_and_the_devices_own_is_left_alone
     times = [row.measured.measured_ms for row in told]
     assert times[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8], abs=0.002)
     assert told[4:] == by_device
+
+
+def test_a_line_says_of_how_many_rows_it_is():
+    rows = [
+        Prediction(
+            measured=measured(1.0, "a"), predicted_ms=1.1, model_ms=0.5, evidence="compiled"
+        ),
+        Prediction(measured=measured(1.0, "a"), predicted_ms=0.5, model_ms=0.5, evidence="model"),
+        Prediction(measured=measured(1.0, "a"), reason="unknown kernel"),
+    ]
+    assert bench.line("x", rows, "compiled").startswith("| x | compiled | 1 of 3 (1) | ")
+    assert bench.line("x", rows, "model").startswith("| x | model | 2 of 3 (1) | ")
+    assert bench.line("x", rows[:1], "compiled").startswith("| x | compiled | 1 (1) | ")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("schedule_vs_silicon", "has none of silicon_v6e_splash.csv"),
+        ("tokamax_winners", "has no silicon_tokamax_splash.csv"),
+        ("search_strategies", "is no file"),
+    ],
+)
+@pytest.mark.nightly
+def test_missing_data_is_one_line_that_says_where_it_comes_from(script, said, tmp_path):
+    path = Path(bench.__file__).with_name(f"{script}.py")
+    ended = subprocess.run(
+        [sys.executable, str(path), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert said in ended.stderr
+    assert "docs/calibration.md, Where the measurements come from" in ended.stderr
 
 
 def test_of_two_runs_of_one_problem_the_faster_counts():

@@ -42,6 +42,7 @@ class Case:
     Attributes:
       best, default: factor on today's times.
       slow: share of today's runs of the best that take three times as long.
+      alone: there is no default beside the best: it is the best, or it gave no times.
       at_most, at_least: outcome -> share of runs.
     """
 
@@ -49,6 +50,7 @@ class Case:
     best: float = 1.0
     default: float = 1.0
     slow: float = 0.0
+    alone: bool = False
     noise: str = "recorded"
     shared: float = SHARED_DRIFT
     own: float = OWN_DRIFT
@@ -66,6 +68,10 @@ CASES = (
     Case(name="best 20 % faster", best=0.8, at_most=(REGRESSION, 0.01)),
     Case(name="best 40 % faster, default 55 %", best=0.6, default=0.45, at_most=(REGRESSION, 0.01)),
     Case(name="best 3x slower in 1 run of 10", slow=0.1, at_most=(PASS, 0.01)),
+    Case(name="no default, nothing changed", alone=True, at_most=(REGRESSION, 0.01)),
+    Case(name="no default, best 5 % slower", best=1.05, alone=True, at_most=(PASS, 0.05)),
+    Case(name="no default, best 7 % slower", best=1.07, alone=True, at_most=(PASS, 0.01)),
+    Case(name="no default, best 20 % slower", best=1.2, alone=True, at_least=(REGRESSION, 0.95)),
     Case(name="10 % noise, nothing changed", noise="10 %", at_most=(REGRESSION, 0.01)),
     Case(name="10 % noise, best 30 % slower", best=1.3, noise="10 %",
          at_least=(REGRESSION, 0.95)),
@@ -102,7 +108,7 @@ def run(
         for base, factor in zip((1.0, 3.0), factors, strict=True)
     ]
     times[0][: round(slow * samples)] *= 3
-    return Samples(best_ms=times[0].tolist(), default_ms=times[1].tolist())
+    return Samples(best_ms=times[0].tolist(), default_ms=[] if case.alone else times[1].tolist())
 
 
 def simulate(case: Case, noise: Noise, *, runs: int, samples: int, seed: int) -> dict[str, float]:

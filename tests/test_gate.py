@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -31,6 +33,7 @@ from autotune.kernels import base
 from autotune.leaderboard import Board
 from autotune.measure.check import Checked
 from autotune.measure.record import METHOD, Measured
+from autotune.measure.replay import COLUMNS
 from autotune.problem import Problem
 from autotune.progress import Quiet
 from autotune.row import Row
@@ -78,7 +81,7 @@ def compared(before: Row, today: Row) -> Finding:
         (stored(0.7), "pass", "-30.0%"),
         (stored(1.2, method_fingerprint="m2"), "inconclusive", "models or the compiler flags"),
         (stored(1.0, method_fingerprint="m2"), "pass", "+0.0%"),
-        (stored(scopes=scopes(9), method_fingerprint="m2"), "regression", "new spills"),
+        (stored(float("nan")), "regression", "nan"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -88,6 +91,51 @@ def test_a_config_compiled_anew_is_judged_by_fit_latency_cycles_and_spills(
     found = compared(stored(), today)
     assert found.outcome == outcome
     assert told in found.reason
+
+
+UPGRADED = {"libtpu_version": "0.0.99"}
+OTHER_METHOD = [
+    ({"scopes": scopes(9)}, "inconclusive", "regression", "new spills"),
+    ({"status": "oom", "reason": "too big"}, "inconclusive", "regression", "oom: too big"),
+    ({"status": "failed", "reason": "no"}, "inconclusive", "regression", "failed: no"),
+    ({"status": "pruned", "reason": "VMEM"}, "inconclusive", "inconclusive", "pruned: VMEM"),
+    ({"cycles": 1100}, "inconclusive", "inconclusive", "(+10.0%)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "same", "upgraded", "told"), OTHER_METHOD)
+def test_by_other_models_only_another_kernel_or_compiler_can_not_fit_or_spill(
+    columns: dict[str, Any], same: str, upgraded: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    today = stored(**columns, method_fingerprint="m2")
+    found = compared(stored(), today)
+    assert (found.outcome, told in found.reason) == (same, True)
+    assert found.reason.endswith(
+        "autotune's models or the compiler flags changed since, so the two do not compare"
+    )
+    for change in (UPGRADED, {"jax_version": "9"}, {"kernel_fingerprint": "edited"}):
+        assert compared(stored(), replace(today, **change)).outcome == upgraded, change
+    assert compared(stored(), replace(today, method_fingerprint="m1")).outcome == "regression"
+
+
+@pytest.mark.parametrize("columns", [case[0] for case in OTHER_METHOD])
+def test_flags_that_may_be_others_than_the_baselines_make_nothing_a_regression(
+    columns: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1024")
+    today = stored(**columns, method_fingerprint="m2", **UPGRADED)
+    found = compared(stored(), today)
+    assert found.outcome == "inconclusive"
+    assert "or the compiler flags (today in LIBTPU_INIT_ARGS) changed since" in found.reason
+    alike = replace(today, method_fingerprint="m1")
+    assert compared(stored(), alike).outcome == "regression", "the flags are the baseline's"
+
+
+@pytest.mark.parametrize(("latency_ms", "faster"), [(0.99, False), (0.97, True)])
+def test_faster_is_what_exceeds_the_tolerance(latency_ms: float, faster: bool) -> None:
+    found = compared(stored(), stored(latency_ms))
+    assert (found.outcome, found.faster) == ("pass", faster)
 
 
 def test_spills_are_new_beyond_the_tolerance_and_where_the_step_was_renamed() -> None:
@@ -110,13 +158,20 @@ def times(ms: float, *, seed: int = 0, count: int = 20) -> list[float]:
     return (ms * np.exp(random.normal(0.0, 0.002, count))).tolist()  # type: ignore[no-any-return]
 
 
-def timed(config: dict[str, Any], ms: float, *, seed: int = 0, **columns: Any) -> Row:
+def timed(
+    config: dict[str, Any],
+    ms: float,
+    *,
+    seed: int = 0,
+    about: Problem | None = None,
+    **columns: Any,
+) -> Row:
     made: dict[str, Any] = {
         "evidence": "measured", "samples_ms": times(ms, seed=seed), "timer": "device_profile",
         "latency_compiled_ms": ms,
         "measurement": json.dumps({"method": METHOD, "scope": "module"}),
     }  # fmt: skip
-    return row(matmul(), config, ms, **(made | columns))
+    return row(about or matmul(), config, ms, **(made | columns))
 
 
 def measured_board(results: Path, **columns: Any) -> Board:
@@ -189,7 +244,57 @@ def test_a_config_that_gives_no_time_is_no_pass(
 
 def test_a_default_that_gives_no_time_leaves_the_best_alone(tmp_path: Path) -> None:
     measured_board(tmp_path)
-    assert "no default beside it" in verdict(tmp_path, Fake(1.0, bad("oom"))).reason
+    found = verdict(tmp_path, Fake(1.0, bad("oom")))
+    assert found.outcome == "pass"
+    assert "20 stored and 0 fresh times of the default are too few" in found.reason
+
+
+NO_TIMES = {
+    "all missing": [math.nan] * 20,
+    "half missing": [math.nan, 2.0] * 10,
+    "one missing": [*times(1.0, count=19), math.nan],
+    "zero": [0.0, *times(1.0, count=19)],
+    "negative": [-1.0, *times(1.0, count=19)],
+    "infinite": [*times(1.0, count=19), math.inf],
+    "below what ratios can say": [5e-324] * 20,
+    "beyond what sums can say": [1e308] * 20,
+}
+
+
+@pytest.mark.parametrize("case", NO_TIMES)
+def test_what_is_no_time_is_inconclusive_and_never_a_pass(case: str, tmp_path: Path) -> None:
+    measured_board(tmp_path)
+    ok = Measured(status="ok", samples_ms=tuple(NO_TIMES[case]))
+    found = verdict(tmp_path, Fake(ok))
+    assert (found.outcome, found.today_ms) == ("inconclusive", None)
+    assert "ms is no time of a run; a finite number above 0 is" in found.reason
+    beside = verdict(tmp_path, Fake(1.0, ok))
+    assert "20 stored and 0 fresh times of the default are too few" in beside.reason
+    assert beside.outcome == "pass"
+    assert verdict(tmp_path, Fake(1.08, ok)).outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("case", ["all missing", "half missing", "zero", "infinite"])
+def test_a_recording_without_times_of_one_board_leaves_the_others_their_verdicts(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, recorded = tmp_path / "results", tmp_path / "r.csv"
+    with recorded.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(COLUMNS)
+        for device, best in (("v5e", NO_TIMES[case]), ("v6e", times(1.2, seed=3))):
+            about = matmul(device)
+            store(results, timed(BEST, 1.0, about=about),
+                  timed(DEFAULT, 3.0, seed=9, about=about, is_default=True))  # fmt: skip
+            for config, taken in ((BEST, best), (DEFAULT, times(3.0, seed=4))):
+                text = about.json, json.dumps(config)
+                lines.writerows(("matmul", device, *text, "" if t != t else t) for t in taken)
+    status, out, err = call(capsys, "gate", str(results), "--against", "measure", "--replay",
+                            str(recorded), "--format", "json")  # fmt: skip
+    document = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    told = {v["device"]: v["outcome"] for v in document["verdicts"]}
+    assert told == {"v5e": "inconclusive", "v6e": "regression"}
+    assert (status, err) == (1, "")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +426,7 @@ def test_annotations_are_errors_warnings_and_notices_of_github() -> None:
         file,
     )
     assert file.getvalue().splitlines() == [
-        "::error title=autotune gate regression::small on v6e: +3.0%25%0Aslower",
+        "::error title=autotune gate regression::small on v6e: +3.0%25 slower",
         "::warning title=autotune gate inconclusive::small on v6e: no baseline",
         "::notice title=autotune gate pass::small on v6e: far faster: refresh baseline",
     ]
@@ -351,7 +456,7 @@ def test_the_worst_verdict_is_the_exit_status_and_what_was_accepted_is_no_regres
 
 def test_the_table_says_when_the_baseline_is_stale() -> None:
     file = io.StringIO()
-    gate.write_table([shown("pass", "+0.0%", stale="stale: libtpu 0.0.41 → 0.0.43")], file)
+    gate.write_table([shown("pass", "+0.0%", stale="libtpu 0.0.41 → 0.0.43")], file)
     assert "pass          small on v6e: +0.0%; baseline stale: libtpu 0.0.41" in file.getvalue()
     assert file.getvalue().endswith("1 pass, 0 regression, 0 inconclusive\n")
 
@@ -498,7 +603,7 @@ def test_update_accepts_todays_figures_and_keeps_the_default(swept: Path, tmp_pa
     store(tmp_path, *faster)
     found = compile_verdict(tmp_path)
     assert (found.outcome, found.updated) == ("regression", False)
-    assert "libtpu 0.0.41" in (found.stale or "")
+    assert (found.stale or "").startswith("libtpu 0.0.41 → ")
     found = compile_verdict(tmp_path, update=True)
     assert (found.outcome, found.updated) == ("regression", True)
     assert gate.exit_status([found]) == 0

@@ -113,6 +113,16 @@ def test_an_update_that_is_refused_is_no_pass(tmp_path: Path) -> None:
     assert closed(made, update=True).outcome == "inconclusive"
 
 
+@pytest.mark.parametrize(("count", "told"), [(5, "a baseline needs at least 6 samples"), (6, None)])
+def test_an_update_takes_no_times_that_could_never_be_compared(
+    count: int, told: str | None, tmp_path: Path
+) -> None:
+    made = case(store_matmul(tmp_path, 1024, 1024, 1024))
+    times = {"evidence": "measured", "latency_measured_ms": 1.0, "samples_ms": [1.0] * count}
+    made.rows = {key: replace(was, **times) for key, was in made.rows.items()}
+    assert made.refusal(Request(against="measure")) == told
+
+
 class Wrong:
     """A checker that finds every output wrong."""
 
@@ -285,3 +295,70 @@ def test_a_board_that_counts_in_words_is_damaged(name: str, tmp_path: Path) -> N
     assert seen.outcome == "inconclusive"
     assert seen.reason.startswith("damaged baseline: ")
     assert f"scopes has {name} = many" in seen.reason
+
+
+def test_a_line_says_that_a_compared_output_was_right(tmp_path: Path) -> None:
+    board = store_matmul(tmp_path, 1024, 1024, 1024)
+    lines = []
+    for found in (checked("ok"), checked("ok", None)):
+        made, table = case(board), io.StringIO()
+        made.take(found)
+        gate.write_table([closed(made)], table)
+        lines.append(table.getvalue().split("\n")[0])
+    assert lines[0].endswith("+0.0%; output right, at m=256 interpreted")
+    assert lines[1].endswith("+0.0%; at m=256 interpreted"), "nothing was compared"
+
+
+def test_what_changed_since_is_said_without_the_key_again(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"libtpu_version": "0.0.41"}
+    made = case(store_matmul(tmp_path, 1024, 1024, 1024, **columns))
+    table, file = io.StringIO(), io.StringIO()
+    gate.write_table([closed(made)], table)
+    gate.write_json([closed(made)], file)
+    assert "; baseline stale: libtpu 0.0.41 → " in table.getvalue()
+    (seen,) = json.loads(file.getvalue())["verdicts"]
+    assert seen["stale"].startswith("libtpu 0.0.41 → ")
+
+
+HOSTILE = "a\n::error title=x::pwned \x1b[31m.parquet"
+
+
+def test_no_name_of_a_file_makes_a_line_or_reaches_the_terminal_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    (tmp_path / HOSTILE).write_bytes(b"PAR1 cut short")
+    board = store_matmul(tmp_path, 1024, 1024, 1024)
+    for name in (HOSTILE, "b.parquet"):  # two that only their paths tell apart
+        folder = tmp_path / "x" / name.removesuffix(".parquet")
+        folder.mkdir(parents=True)
+        (folder / "b.parquet").write_bytes(board.path.read_bytes())
+    for command in (["gate", "--against", "model"], ["report"]):
+        _, out, err = call(capsys, *command, str(tmp_path))
+        assert "\x1b" not in out + err
+        commands = [line for line in (out + err).splitlines() if line.startswith("::")]
+        assert all(line.startswith("::warning title=autotune gate") for line in commands)
+        assert "a ::error title=x::pwned [31m.parquet: " in out + err
+    assert commands == []
+
+
+def test_a_path_with_a_colon_in_it_is_kept_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "col: on"
+    folder.mkdir()
+    (folder / "a: b.parquet").write_bytes(b"PAR1 cut short")
+    status, out, _ = call(capsys, "gate", str(tmp_path), "--format", "json")
+    (seen,) = json.loads(out)["verdicts"]
+    assert (status, seen["path"], seen["problem"]) == (3, *[str(folder / "a: b.parquet")] * 2)
+    assert seen["reason"].startswith("damaged baseline: not a readable leaderboard (")
+
+
+def test_the_help_says_what_it_compiles_and_how_to_narrow_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, out, _ = call(capsys, "gate", "--help")
+    told = " ".join(out.replace("│", " ").split())
+    assert "Every best below BASELINE is compiled anew" in told
+    assert "To narrow it, give a folder or file." in told
+    assert "a regression needs half of it at least, and significance" in told

@@ -23,10 +23,14 @@ class GateFormat(enum.StrEnum):
     json = "json"
 
 
-@app.command(epilog="Example: autotune gate results --tolerance 0.02")
+@app.command(epilog="Example: autotune gate results/tpu7x/matmul --tolerance 0.02")
 def gate(
     baseline: Annotated[
-        Path, typer.Argument(help="Stored leaderboards to hold today's kernels against.")
+        Path,
+        typer.Argument(
+            help="Stored leaderboards to hold today's kernels against: a results directory, a "
+            "folder in it, or one file."
+        ),
     ] = Path("results"),
     against: Annotated[
         Until, typer.Option(help="Evidence to compare: model, compile or measure.")
@@ -34,7 +38,9 @@ def gate(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Relative slowdown that still passes; 0.02, and 0.05 for measure, unless given.",
+            help="Relative slowdown that still passes; 0.02, and 0.05 for measure, unless given. "
+            "Of fresh times a pass needs it ruled out; a regression needs half of it at least, and "
+            "significance.",
             min=0.0,
         ),
     ] = None,
@@ -58,6 +64,9 @@ def gate(
     ),
 ) -> None:
     """Re-evaluate the stored best configs with today's kernel, jax and libtpu.
+
+    Every best below BASELINE is compiled anew and its output checked: seconds each,
+    and hours for all of autotune's own results. To narrow it, give a folder or file.
 
     Exit status: 0 pass; 1 a regression; 3 inconclusive or nothing to compare; 2 for bad input.
     """

@@ -12,6 +12,7 @@ from autotune.compiler import environment
 from autotune.errors import AutotuneError, InputError, KernelError
 from autotune.gate import compiled
 from autotune.gate.request import Request
+from autotune.gate.samples import MIN_SAMPLES
 from autotune.gate.verdict import (
     FAILED,
     INCONCLUSIVE,
@@ -141,6 +142,8 @@ class Case:
             return "there are no figures of today"
         if self.output == FAILED:
             return "no baseline may be unchecked"
+        if request.evidence == "measured" and len(today.samples_ms or ()) < MIN_SAMPLES:
+            return f"a baseline needs at least {MIN_SAMPLES} samples"
         if self.board.strength > EVIDENCE.index(request.evidence):
             return f"the board ranks by {EVIDENCE[self.board.strength]} evidence"
         if leaderboard.strength(self.best) > leaderboard.strength(today):
@@ -161,7 +164,7 @@ class Case:
             today_ms=finding.today_ms,
             output=self.output,
             checked=self.checked,
-            stale=stale.reason(best),
+            stale=(stale.reason(best) or "").removeprefix("stale: ") or None,
             updated=updated,
         )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 
+from autotune.compiler import environment
 from autotune.gate.verdict import INCONCLUSIVE, PASS, REGRESSION, Finding
 from autotune.report.units import milliseconds
 from autotune.row import Row
@@ -21,14 +23,20 @@ def compare(stored: Row, today: Row, *, evidence: str, tolerance: float) -> Find
     """The finding on a config evaluated anew.
 
     A regression is a config that ends otherwise than `ok`, whose latency or cycles grew by more
-    than `tolerance`, or whose steady step spills more than before. Grown figures say nothing where
-    autotune's own models or the user's compiler flags are not those of the baseline.
+    than `tolerance`, or whose steady step spills more than before. Where autotune's own models or
+    the user's compiler flags are not those of the baseline, grown figures and a bill of the model's
+    say nothing, and what the compiler says only where the kernel or the compiler changed too.
     """
     before, now = latency_ms(stored, evidence), latency_ms(today, evidence)
     if today.status in ("timeout", "crashed"):
         return Finding(outcome=INCONCLUSIVE, reason=f"{today.status}: {today.reason}")
+    unlike = _unlike(stored, today)
+    uncertain = unlike is not None and not _compiles_anew(stored, today)
     if now is None or before is None:
-        return Finding(outcome=REGRESSION, reason=f"{today.status}: {today.reason}")
+        lost = f"{today.status}: {today.reason}"
+        if unlike and (uncertain or today.status == "pruned"):
+            return Finding(outcome=INCONCLUSIVE, reason=f"{lost}; {unlike}")
+        return Finding(outcome=REGRESSION, reason=lost)
     change = now / before - 1
     reason = (
         f"{milliseconds(before)} → {milliseconds(now)} {evidence} ({change:+.1%}, "
@@ -39,23 +47,34 @@ def compare(stored: Row, today: Row, *, evidence: str, tolerance: float) -> Find
         cycles = today.cycles / stored.cycles - 1
         worst = max(worst, cycles)
         reason += f", {stored.cycles} → {today.cycles} cycles ({cycles:+.1%})"
-    outcome = REGRESSION if worst > tolerance else PASS
-    if outcome == REGRESSION and _other_method(stored, today):
-        outcome = INCONCLUSIVE
-        reason += (
-            "; autotune's models or the compiler flags changed since, so the two do not compare"
-        )
+    outcome = PASS
+    if not worst <= tolerance:  # not a number is no pass either
+        outcome = INCONCLUSIVE if unlike else REGRESSION
     if spills := _new_spills(stored, today, tolerance) if evidence == "compiled" else None:
-        outcome, reason = REGRESSION, f"{reason}; {spills}"
+        outcome, reason = INCONCLUSIVE if uncertain else REGRESSION, f"{reason}; {spills}"
+    if outcome == INCONCLUSIVE:
+        reason += f"; {unlike}"
     return Finding(
         outcome=outcome, reason=reason, baseline_ms=before, today_ms=now,
         faster=change < -tolerance,
     )  # fmt: skip
 
 
-def _other_method(stored: Row, today: Row) -> bool:
-    made = stored.method_fingerprint
-    return made is not None and made != today.method_fingerprint
+def _unlike(stored: Row, today: Row) -> str | None:
+    """In words, that the two are not figures of one method; None where they are."""
+    if stored.method_fingerprint in (None, today.method_fingerprint):
+        return None
+    set_today = ", ".join(environment.compile_flags(os.environ))
+    flags = f"the compiler flags (today in {set_today})" if set_today else "the compiler flags"
+    return f"autotune's models or {flags} changed since, so the two do not compare"
+
+
+def _compiles_anew(stored: Row, today: Row) -> bool:
+    """Whether another compiler or kernel may be why the compiler's word is another, of two rows by
+    different methods. It is not where both are the baseline's, since compiling is deterministic;
+    and nobody knows where flags are set today, which may be what differs."""
+    same = stored.made_with[:3] == today.made_with[:3]
+    return not same and not environment.compile_flags(os.environ)
 
 
 def _new_spills(stored: Row, today: Row, tolerance: float) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune import device as devices
@@ -22,6 +23,9 @@ from autotune.problem import Problem
 from autotune.row import Row
 
 Records = Mapping[Candidate, Measured]
+_TIMES_MS = 1e-9, 1e12
+"""A picosecond to thirty years: what lies beyond, or is no number, is no time of a run, and ratios
+of what lies within are numbers."""
 
 
 def opener(replay: Path | None) -> Callable[[str], Measurer | str]:
@@ -84,17 +88,29 @@ def compare(board: Board, records: Records, *, tolerance: float) -> Finding:
         return Finding(outcome=REGRESSION, reason=f"{today.status}: {today.reason}")
     if today.status != "ok":
         return Finding(outcome=INCONCLUSIVE, reason=f"{today.status}: {today.reason}")
-    if unlike := _unlike(best, today):
+    if unlike := _unlike(best, today) or _no_time(best.samples_ms or (), today.samples_ms):
         return Finding(outcome=INCONCLUSIVE, reason=unlike)
-    before = Samples(best_ms=best.samples_ms or ())
-    now = Samples(best_ms=today.samples_ms)
-    if default is None or default is best:
-        return samples.compare(before, now, tolerance=tolerance)
-    beside = records.get(stored.candidate_of(default))
-    if beside is not None and beside.status == "ok":
-        before = Samples(best_ms=before.best_ms, default_ms=default.samples_ms or ())
-        now = Samples(best_ms=now.best_ms, default_ms=beside.samples_ms)
-    return samples.compare(before, now, tolerance=tolerance)
+    beside: Measured | None = None
+    then_ms: Sequence[float] = ()
+    if default is not None and default is not best:
+        beside, then_ms = records.get(stored.candidate_of(default)), default.samples_ms or ()
+    now_ms = beside.samples_ms if beside is not None else ()
+    if _no_time(then_ms, now_ms):
+        now_ms = ()
+    return samples.compare(
+        Samples(best_ms=best.samples_ms or (), default_ms=then_ms),
+        Samples(best_ms=today.samples_ms, default_ms=now_ms),
+        tolerance=tolerance,
+    )
+
+
+def _no_time(*taken_ms: Sequence[float]) -> str | None:
+    """In words, the first of the samples that is none: not finite, not above 0."""
+    low, high = _TIMES_MS
+    for ms in itertools.chain(*taken_ms):
+        if not low <= ms <= high:  # not a number is neither
+            return f"{ms:g} ms is no time of a run; a finite number above 0 is"
+    return None
 
 
 def _unlike(best: Row, today: Measured) -> str | None:

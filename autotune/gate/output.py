@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import IO
 
+from autotune.errors import printable
 from autotune.gate.verdict import (
     EXIT_STATUS,
     INCONCLUSIVE,
+    OK,
     REFRESH,
     REGRESSION,
     Verdict,
@@ -32,7 +34,8 @@ def write_table(verdicts: Sequence[Verdict], file: IO[str]) -> None:
 def write_json(verdicts: Sequence[Verdict], file: IO[str]) -> None:
     """One JSON document: `exit_status` and the verdicts."""
     records = [asdict(v) | {"config": json.loads(v.config) if v.config else None} for v in verdicts]
-    json.dump({"exit_status": exit_status(verdicts), "verdicts": records}, file, indent=2)
+    document = {"exit_status": exit_status(verdicts), "verdicts": records}
+    json.dump(document, file, indent=2, allow_nan=False)
     file.write("\n")
 
 
@@ -45,12 +48,13 @@ def annotate(verdicts: Sequence[Verdict], file: IO[str]) -> None:
         level = _LEVELS.get(v.outcome, "notice" if REFRESH in v.reason else None)
         if level is None or v.updated:
             continue
-        text = line.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+        text = line.replace("%", "%25")
         print(f"::{level} title=autotune gate {v.outcome}::{text}", file=file)
 
 
 def _lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """A line each: whose it is, in as many words as tell it from the others, and what was found."""
+    """A line each: whose it is, in as many words as tell it from the others, and what was found.
+    Files may be called anything; a line of theirs may not begin with what GitHub obeys."""
     ways: list[Callable[[Verdict], str]] = [
         _name,
         lambda v: f"{_name(v)} ({' '.join(f'{a}={n}' for a, n in (v.shape or {}).items())})",
@@ -62,7 +66,7 @@ def _lines(verdicts: Sequence[Verdict]) -> list[str]:
     for v in verdicts:
         alone = (way(v) for way, count in zip(ways, counts, strict=True) if count[way(v)] == 1)
         name = next(alone, ways[-1](v)) if v.path else _name(v)
-        lines.append(f"{name}: {_told(v)}")
+        lines.append(printable(f"{name}: {_told(v)}"))
     return lines
 
 
@@ -73,9 +77,9 @@ def _name(v: Verdict) -> str:
 def _told(v: Verdict) -> str:
     told = [v.reason]
     if v.checked and v.checked not in v.reason:
-        told.append(v.checked)
+        told.append(f"output right, {v.checked}" if v.output == OK else v.checked)
     if v.stale:
-        told.append(f"baseline {v.stale}")
+        told.append(f"baseline stale: {v.stale}")
     if v.updated:
         told.append("accepted as the new baseline")
     return "; ".join(told)

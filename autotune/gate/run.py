@@ -71,9 +71,10 @@ def check(
 
 def _opened(item: Board | InputError) -> Case | Verdict:
     if isinstance(item, AutotuneError):
-        path, colon, fault = str(item).partition(": ")
+        path = item.file or ""
         what = "damaged" if isinstance(item, DamagedFileError) else "unreadable"
-        return replace(_nothing(path, f"{what} baseline{colon}{fault}"), path=path)
+        fault = str(item).removeprefix(f"{path}: ")
+        return replace(_nothing(path, f"{what} baseline: {fault}"), path=path)
     if item.best is None:
         reason = "no baseline: no candidate was ranked"
         return verdict_on(item, outcome=INCONCLUSIVE, reason=reason)

@@ -106,6 +106,14 @@ def test_slow_runs_that_no_rank_sees_are_no_pass(slow: int, beside: bool) -> Non
     assert outcome(today, today) == "pass", "it has always been so"
 
 
+def test_slow_runs_are_no_pass_on_a_faster_clock_either() -> None:
+    now = samples(0.94, 3 * 0.94, seed=1)
+    tail = [2 * ms for ms in now.best_ms[:2]] + list(now.best_ms[2:])
+    assert sum(sorted(tail)[:-1]) < 19, "the mean itself did not grow"
+    assert outcome(samples(1.0), now) == "pass"
+    assert outcome(samples(1.0), Samples(best_ms=tail, default_ms=now.default_ms)) == "inconclusive"
+
+
 def test_one_disturbed_run_is_no_reason_to_doubt_the_others() -> None:
     now = samples(1.0, seed=1)
     disturbed = Samples(best_ms=[9.0, *now.best_ms[1:]], default_ms=now.default_ms)

@@ -36,7 +36,10 @@ def best(
     ],
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", help="Axes as m=4096,k=7168,n=18432; one left out is 1."),
+        typer.Option(
+            "--shape",
+            help="Axes as m=4096,k=7168,n=18432; one left out has its default size, else 1.",
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="The device it was tuned for: tpu7x, v6e ...")
@@ -140,7 +143,7 @@ def _named(kernel: str, name: str, device: str | None, results: str | None) -> B
 
     chip = device_called(device)
     shelf = library.opened(sources.source_of(results))
-    kernel = names.kernel_called(kernel, shelf.stored)
+    kernel = names.kernel_called(kernel, shelf.axes)
     found = {
         (s.row.device, s.row.problem_key): s
         for s in reversed(shelf.stored)  # so that the first, of the strongest evidence, stays

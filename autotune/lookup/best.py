@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,9 @@ from autotune import stale
 from autotune.candidate import Scalar
 from autotune.errors import InputError, NoResultError, shown
 from autotune.lookup import library, sources
+from autotune.lookup.built_in import BUILT_IN
 from autotune.lookup.library import Library, StaleResultsWarning, Stored
-from autotune.lookup.query import Query
+from autotune.lookup.query import Query, distance, misfit
 
 OnMiss = Literal["error", "default", "nearest"]
 ON_MISS = ("error", "default", "nearest")
@@ -79,10 +80,11 @@ def best_config(
     Args:
       kernel: as in the config file: `matmul`, `jax.splash`, `package.module:ATTRIBUTE` …; of a
         user's own also the name of its folder under the results, `package.module.ATTRIBUTE`.
-      shape: axis -> size. An axis left out is 1.
+      shape: axis -> size. An axis left out has the kernel's default size, else 1.
       device: `tpu7x`, `v6e` …, or `jax.Device.device_kind` of one.
       options: the kernel's; those at their defaults may be left out.
-      on_miss: `error`; `nearest`, the nearest stored shape whose blocks divide the asked one;
+      on_miss: `error`; `nearest`, the nearest stored shape whose blocks divide the asked one (not
+        checked of a user's own kernel, as `found.reason` says);
         `default`, the kernel's own default, for which the kernel and so jax are imported.
       results: a directory or file of leaderboards, or `package:your_package.folder`; else
         $AUTOTUNE_RESULTS, else `results` in the current directory.
@@ -93,7 +95,8 @@ def best_config(
     Raises:
       NoResultError: nothing stored answers (it is a LookupError too).
       InputError: a name that is wrong whatever is stored (of a device, a kernel, a dtype, one of
-        the kernel's axes or options), a size below 1, results that do not exist.
+        the kernel's axes or options), an option's value or a dtype that a built-in kernel does not
+        take, a size below 1 or above 2^31, results that do not exist.
     """
     if on_miss not in ON_MISS:
         raise InputError(f"on_miss: {shown(on_miss)} is not allowed; {', '.join(ON_MISS)}")
@@ -148,7 +151,7 @@ def _found(query: Query, source: str, on_miss: str) -> _Answer:
     """
     asked = (
         query.kernel, query.device, query.dtype, on_miss, tuple(query.shape.items()),
-        json.dumps(query.options, sort_keys=True),
+        _text(query.options),
     )  # fmt: skip
     known: _Answer | str | None = library.opened(source).answers.get(asked)
     if isinstance(known, _Answer) and known.found.match == "exact" and known.holds:
@@ -169,65 +172,77 @@ def _found(query: Query, source: str, on_miss: str) -> _Answer:
 
 
 def _answered(query: Query, shelf: Library, on_miss: str) -> _Answer | str:
-    """The answer, or why there is none. Raises InputError for a name the kernel does not have."""
-    query = query.checked(shelf.stored)
-    exact = next((s for s in shelf.stored if query.answers(s)), None)
+    """The answer, or why there is none. Raises InputError for what the kernel does not have."""
+    query = query.checked(shelf)
+    alike = _alike(query, shelf)
+    exact = next((s for shape, s in query.beside(alike) if shape == s.shape), None)
     if exact is not None:
         return _Answer(config=exact.config, found=match_of(exact), stored=exact)
     absent = _absent(query, shelf)
     if on_miss == "default":
         return _default(query, absent)
     if on_miss == "nearest":
-        return _nearest(query, shelf, absent)
+        return _nearest(query, alike, absent)
     return f"{absent}; `autotune sweep` makes one"
 
 
-def _nearest(query: Query, shelf: Library, absent: str) -> _Answer | str:
-    near = [
-        (distance, s)
-        for s in shelf.stored
-        if query.same_kernel(s)
-        and (distance := query.distance(s)) is not None
-        and query.same_options(s)
-    ]
-    near.sort(key=lambda pair: pair[0])  # stable: stronger evidence, then newer, stays first
-    misfits = []
-    for distance, stored in near:
-        misfit = query.misfit(stored)
-        if misfit is None:
-            why = _why(query, stored, distance, len(near))
+def _alike(query: Query, shelf: Library) -> Sequence[Stored]:
+    """What is stored of the same kernel, device, dtype and options; kept for other shapes' sake."""
+    asked = (query.place, _text(query.options))
+    if asked not in shelf.alike:
+        if len(shelf.alike) >= _MOST_ANSWERS:
+            shelf.alike.clear()
+        there = shelf.shelves.get(query.place, ())
+        shelf.alike[asked] = tuple(s for s in there if query.same_options(s))
+    return shelf.alike[asked]
+
+
+def _text(options: Mapping[str, Any]) -> str:
+    return json.dumps(options, sort_keys=True)
+
+
+def _nearest(query: Query, alike: Sequence[Stored], absent: str) -> _Answer | str:
+    near = [(distance(shape, s), shape, s) for shape, s in query.beside(alike)]
+    near.sort(key=lambda each: each[0])  # stable: stronger evidence, then newer, stays first
+    first_misfit = None
+    for away, shape, stored in near:
+        reason = misfit(shape, stored)
+        if reason is None:
+            why = _why(
+                shape, stored, f"nearest of {len(near)} stored shapes (log2 distance {away:.2f})"
+            )
             return _Answer(config=stored.config, found=match_of(stored, reason=why), stored=stored)
-        misfits.append(misfit)
-    more = f"; the nearest does not fit: {misfits[0]}" if misfits else ""
-    return absent + more
+        first_misfit = first_misfit or reason
+    return f"{absent}; the nearest does not fit: {first_misfit}" if first_misfit else absent
 
 
-def _why(query: Query, stored: Stored, distance: float, count: int) -> str:
-    asked = query.shape_beside(stored) or {}
-    changed = [f"{a} {n} for {asked[a]}" for a, n in stored.shape.items() if n != asked[a]]
-    return (
-        f"nearest of {count} stored shapes (log2 distance {distance:.2f}): {', '.join(changed)}; "
-        "same kernel, device, dtype and options; its blocks divide the asked shape, on which "
-        "nothing was tried"
+def _why(shape: Mapping[str, int], stored: Stored, nearest: str) -> str:
+    changed = ", ".join(f"{a} {n} for {shape[a]}" for a, n in stored.shape.items() if n != shape[a])
+    suits = (
+        "its blocks suit the asked shape by the kernel's rules, but nothing was tried on it"
+        if stored.row.kernel in BUILT_IN
+        else "whether its blocks suit the asked shape was not checked: only the kernel's import "
+        "would tell"
     )
+    return f"{nearest}: {changed}; same kernel, device, dtype and options; {suits}"
 
 
 def _absent(query: Query, shelf: Library) -> str:
     """One line: what was not found, and the closest thing that was."""
     told = f"no stored result in {shelf.source} for {query.text}"
-    of_kernel = [s for s in shelf.stored if s.row.kernel == query.kernel]
-    if not of_kernel:
-        kernels = sorted({s.row.kernel for s in shelf.stored})
-        return f"{told}; there are results for {', '.join(kernels) or 'no kernel'}"
-    there = [s for s in of_kernel if s.row.device == query.device]
-    if not there:
-        chips = sorted({s.row.device for s in of_kernel})
+    if query.kernel not in shelf.axes:
+        return f"{told}; there are results for {', '.join(sorted(shelf.axes)) or 'no kernel'}"
+    tuned = [place[1:] for place in shelf.shelves if place[0] == query.kernel]
+    if not any(device == query.device for device, _ in tuned):
+        chips = sorted({device for device, _ in tuned})
         return f"{told}; {query.kernel} was tuned for {', '.join(chips)}"
-    if not any(s.dtype == query.dtype for s in there):
-        return f"{told}; it was tuned in {', '.join(sorted({s.dtype for s in there}))}"
-    shaped = [s for s in there if query.shape_beside(s) == s.shape and s.dtype == query.dtype]
-    if shaped:
-        return f"{told}; that shape was tuned with options {json.dumps(shaped[0].options)}"
+    there = shelf.shelves.get(query.place)
+    if there is None:
+        dtypes = sorted(dtype for device, dtype in tuned if device == query.device)
+        return f"{told}; it was tuned in {', '.join(dtypes)}"
+    shaped = next((s for shape, s in query.beside(there) if shape == s.shape), None)
+    if shaped is not None:
+        return f"{told}; that shape was tuned with options {json.dumps(shaped.options)}"
     return f"{told}; other shapes of it were tuned"
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -68,29 +68,32 @@ class Library:
 
     Attributes:
       stored: strongest evidence first, then the newest.
+      shelves: (kernel, device, dtype) -> those of `stored`, in its order.
+      axes: kernel -> the axes that any of its problems has.
       read: file -> (its stamp, what was read: None where no row is the best, and one sentence where
         it could not be read).
       folders: as in `sources.Listed`.
+      watched: file -> its stamp, of those whose change no folder tells.
       answers: what was asked before, with what was found.
+      alike: shelf and options that were asked for -> what there has the same.
     """
 
     source: str
     stored: tuple[Stored, ...]
+    shelves: Mapping[tuple[str, str, str], Sequence[Stored]]
+    axes: Mapping[str, Set[str]]
     read: Mapping[str, tuple[Stamp, Stored | str | None]]
     folders: Mapping[str, int | None]
+    watched: Mapping[str, Stamp]
     answers: dict[Any, Any] = field(default_factory=dict)
+    alike: dict[Any, Sequence[Stored]] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
         """Whether there may be other files by now, or a damaged one was mended. Reads no file."""
         if any(since is None or _changed_ns(f) != since for f, since in self.folders.items()):
             return True
-        watched = (
-            (path, stamp)
-            for path, (stamp, what) in self.read.items()
-            if isinstance(what, str) or not self.folders
-        )
-        return any(_stamp(path) != stamp for path, stamp in watched)
+        return any(_stamp(path) != stamp for path, stamp in self.watched.items())
 
 
 _libraries: dict[str, Library] = {}
@@ -146,12 +149,24 @@ def _read(source: str, before: Library | None) -> Library:
         same = known is not None and stamp is not None and known[0] == stamp
         read[path] = known if known and same else (stamp, _what(file, stamp))
     read |= {str(error): (None, str(error)) for error in listed.unreadable}
-    stored = [what for _, what in read.values() if isinstance(what, Stored)]
+    stored = sorted((s for _, s in read.values() if isinstance(s, Stored)), key=_preference)
+    shelves: dict[tuple[str, str, str], list[Stored]] = {}
+    axes: dict[str, set[str]] = {}
+    for each in stored:
+        axes.setdefault(each.row.kernel, set()).update(each.shape)
+        shelves.setdefault((each.row.kernel, each.row.device, each.dtype), []).append(each)
     return Library(
         source=source,
-        stored=tuple(sorted(stored, key=_preference)),
+        stored=tuple(stored),
+        shelves=shelves,
+        axes=axes,
         read=read,
         folders=listed.folders,
+        watched={
+            path: stamp
+            for path, (stamp, what) in read.items()
+            if isinstance(what, str) or not listed.folders
+        },
     )
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,10 @@ from autotune import device as devices
 from autotune.errors import InputError, shown
 from autotune.kernels import masks
 from autotune.lookup import names
-from autotune.lookup.library import Stored
-from autotune.problem import Problem
+from autotune.lookup.built_in import BUILT_IN, size_of
+from autotune.lookup.library import Library, Stored
+from autotune.problem import MAX_AXIS, Problem
 
-_BLOCKS_OF_AXES = {"m": ("bm",), "k": ("bk",), "n": ("bn",)}
-"""Tunables that are a block of an axis but not named `block_…`."""
-_LARGEST = 2**63 - 1  # as in a leaderboard
 _DTYPES = frozenset(name for chip in devices.DEVICES.values() for name in chip.matmul_dtypes)
 """Of the operands that some device multiplies."""
 
@@ -62,14 +60,22 @@ class Query:
             dtype=dtype,
         )
 
-    def checked(self, stored: Sequence[Stored]) -> Query:
-        """This query with the kernel's name as it is stored.
+    def checked(self, shelf: Library) -> Query:
+        """This query with the kernel's name as it is stored, and a built-in one's options
+        normalised as the kernel does it.
 
-        Raises InputError for no kernel's name, or an axis or option that the kernel does not have.
+        Raises InputError for no kernel's name, and for an axis, an option, a value of one or a
+        dtype that the kernel does not have.
         """
-        kernel = names.kernel_called(self.kernel, stored)
-        names.check_names(kernel, self.shape, self.options, stored)
-        return self if kernel == self.kernel else replace(self, kernel=kernel)
+        kernel = names.kernel_called(self.kernel, shelf.axes)
+        axes = shelf.axes.get(kernel, frozenset())
+        if kernel not in BUILT_IN:
+            names.check_axes(kernel, self.shape, axes)
+            return replace(self, kernel=kernel)
+        names.check_axes(kernel, self.shape, axes | set(BUILT_IN[kernel].axes))
+        options = names.parsed(kernel, self.options)
+        names.check_dtype(kernel, devices.get(self.device), self.dtype)
+        return replace(self, options=options)
 
     @property
     def text(self) -> str:
@@ -78,30 +84,36 @@ class Query:
         options = " ".join(f"{k}={shown(v)}" for k, v in self.options.items())
         return " ".join(filter(None, (self.kernel, sizes, self.dtype, options, "on", self.device)))
 
-    def answers(self, stored: Stored) -> bool:
-        """Whether `stored` is this very problem."""
-        return (
-            self.same_kernel(stored)
-            and self.shape_beside(stored) == stored.shape
-            and self.same_options(stored)
-        )
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Where in a library what answers it stands."""
+        return self.kernel, self.device, self.dtype
 
-    def same_kernel(self, stored: Stored) -> bool:
-        mine = (self.kernel, self.device, self.dtype)
-        return mine == (stored.row.kernel, stored.row.device, stored.dtype)
-
-    def shape_beside(self, stored: Stored) -> dict[str, int] | None:
-        """The full shape, axes left out being 1; None where the axes are not `stored`'s."""
-        if not self.shape.keys() <= stored.shape.keys():
-            return None
-        return {axis: self.shape.get(axis, 1) for axis in stored.shape}
+    def beside(self, stored: Iterable[Stored]) -> Iterator[tuple[Mapping[str, int], Stored]]:
+        """Those of `stored` that have the axes asked for, each with the full shape asked for: an
+        axis left out is of the kernel's default size, else 1."""
+        left_out = BUILT_IN[self.kernel].axis_defaults if self.kernel in BUILT_IN else {}
+        full: dict[tuple[str, ...], dict[str, int]] = {}
+        for each in stored:
+            axes = tuple(each.shape)
+            if axes not in full:
+                full[axes] = {**dict.fromkeys(axes, 1), **left_out, **self.shape}
+            if full[axes].keys() == each.shape.keys():
+                yield full[axes], each
 
     def same_options(self, stored: Stored) -> bool:
-        """Whether the options mean those of `stored`.
+        """Whether the options mean those of `stored`, which has them with defaults filled in."""
+        facts = BUILT_IN.get(self.kernel)
+        if facts is not None:
+            return facts.filled_in(self.options) == facts.filled_in(stored.options)
+        return self._makes_the_key_of(stored)
 
-        A row stores its options with defaults filled in, and its key is over those that are not at
-        the default. So of the options given here, all of which must have the stored values, some
-        subset must make that key: what the subset lacks is given at its default.
+    def _makes_the_key_of(self, stored: Stored) -> bool:
+        """`same_options` of a user's kernel, whose defaults only its import would tell.
+
+        A row's key is over the options that are not at the default. So of the options given here,
+        all of which must have the stored values, some subset must make that key: what the subset
+        lacks is given at its default.
         """
         spelled: dict[str, Any] = {}
         for name, value in self.options.items():
@@ -125,42 +137,31 @@ class Query:
                     return True
         return False
 
-    def distance(self, stored: Stored) -> float | None:
-        """Euclidean distance of the shapes in powers of two; None where the axes differ."""
-        shape = self.shape_beside(stored)
-        if shape is None:
-            return None
-        return math.hypot(
-            *(math.log2(n) - math.log2(stored.shape[axis]) for axis, n in shape.items())
-        )
 
-    def misfit(self, stored: Stored) -> str | None:
-        """Why the blocks of `stored` may be illegal for this shape; None where they divide it.
+def distance(shape: Mapping[str, int], stored: Stored) -> float:
+    """Euclidean distance of `stored` from a shape of the same axes, in powers of two."""
+    there = stored.shape
+    return math.hypot(
+        *(math.log2(size / there[axis]) for axis, size in shape.items() if size != there[axis])
+    )
 
-        A kernel's own rules need its import. Blocks that divide an axis are legal by the rules of
-        every kernel here, and an axis of the stored size keeps its blocks.
-        """
-        shape = self.shape_beside(stored) or {}
-        for name, value in stored.config.items():
-            axis = _axis_of(name, shape)
-            if axis is None or not isinstance(value, int) or shape[axis] == stored.shape[axis]:
-                continue
-            if shape[axis] % value:
-                return f"its {name} {value} does not divide {axis} = {shape[axis]}"
+
+def misfit(shape: Mapping[str, int], stored: Stored) -> str | None:
+    """Why the config of `stored` may be illegal for a shape of the same axes; None where it is
+    legal, by what `built_in.py` knows, or where the kernel is a user's and nothing is known.
+
+    An axis of the stored size keeps its blocks.
+    """
+    facts = BUILT_IN.get(stored.row.kernel)
+    if facts is None:
         return None
-
-
-def _axis_of(tunable: str, shape: Mapping[str, int]) -> str | None:
-    """The axis that a tunable is a block of, by its name: `bm`, `block_q`, `block_kv_dkv` …"""
-    for axis in shape:
-        if tunable in _BLOCKS_OF_AXES.get(axis, ()):
-            return axis
-    words = tunable.split("_")
-    if words[0] != "block" or len(words) < 2 or words[-1] in ("layout", "sizes"):
-        return None
-    stem = words[1]
-    stem = {"k": "kv", "h": "heads"}.get(stem, stem)
-    return next((a for a in shape if a in (stem, f"{stem}_len")), None)
+    for name, block in facts.blocks.items():
+        value, size = stored.config.get(name), size_of(block.axis, shape)
+        if size is None or not isinstance(value, int) or size == size_of(block.axis, stored.shape):
+            continue
+        if reason := block.misfit(name, value, size):
+            return reason
+    return facts.misfit(shape, stored.config, stored.row.device)
 
 
 def _size(axis: str, size: Any) -> int:
@@ -168,11 +169,9 @@ def _size(axis: str, size: Any) -> int:
         whole = operator.index(size)
     except TypeError:
         whole = 0
-    if isinstance(size, bool) or not 1 <= whole <= _LARGEST:
-        told = shown(size) if whole <= _LARGEST else f"a number of {whole.bit_length()} bits"
-        raise InputError(
-            f"shape.{axis}: {told} is not allowed; a whole number from 1 to {_LARGEST}"
-        )
+    if isinstance(size, bool) or not 1 <= whole <= MAX_AXIS:
+        told = shown(size) if whole < 2**64 else f"a number of {whole.bit_length()} bits"
+        raise InputError(f"shape.{axis}: {told} is not allowed; a whole number from 1 to 2^31")
     return whole
 
 

@@ -28,8 +28,8 @@ class Found:
 
 
 def below(root: Path) -> Found:
-    """Every `*.parquet` below the folder `root`; names that begin with `.` are others' business,
-    and so are files whose names begin with `_`.
+    """Every file `*.parquet` below the folder `root`; names that begin with `.` are others'
+    business, and so are files whose names begin with `_`.
 
     Links to folders are followed, and a folder that several lead to counts once: as itself rather
     than as a link.
@@ -62,7 +62,7 @@ def _folders(folder: Path, found: Found) -> Iterator[tuple[Path, bool]]:
             try:
                 if entry.is_dir():
                     yield path, entry.is_symlink()
-                elif is_leaderboard(entry.name):
+                elif is_leaderboard(entry.name) and entry.is_file():  # to read a pipe never ends
                     found.files.append(path)
                 elif entry.is_symlink():
                     path.stat()  # of a link to nothing nobody knows that it was no folder

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 ABANDONED_SECONDS = 3600  # no write takes that long
+_PREFIX = ".autotune-"  # where others keep `.*.tmp` too, theirs are left alone
 
 
 def write(path: Path, content: bytes) -> None:
@@ -20,7 +21,7 @@ def write(path: Path, content: bytes) -> None:
     Raises OSError; what was at `path` is then as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}.tmp")
     try:
         # Not by `tempfile`: its files are for their owner's eyes only, and stay so when renamed.
         with temporary.open("xb") as file:
@@ -36,7 +37,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(f"{_PREFIX}*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 path.unlink()

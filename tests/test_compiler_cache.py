@@ -252,10 +252,13 @@ def test_what_a_killed_writer_left_half_written_is_removed_later(tmp_path):
     cache = Cache(tmp_path)
     cache.put(KEY, {"n": 1})
     folder = next(tmp_path.rglob("*.json")).parent
-    old, new = folder / ".old.tmp", folder / ".new.tmp"
+    old, new, other = (folder / f".{name}.tmp" for name in ("autotune-1", "autotune-2", "other"))
     old.write_text("half")
     new.write_text("half, and its writer may be at work")
-    os.utime(old, (0, 0))
+    other.write_text("another program's")
+    for path in (old, other):
+        os.utime(path, (0, 0))
     cache.put(KEY, {"n": 2})
     assert not old.exists()
     assert new.exists()
+    assert other.exists()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import resource
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from boards import store_matmul
+from test_cli import call
 from test_leaderboard import row
 
 from autotune.leaderboard import Board, ranked
@@ -221,3 +226,81 @@ def test_a_name_is_one_line_wherever_it_stands_and_no_markup_in_markdown() -> No
 )
 def test_latencies_have_four_significant_digits(value_ms: float, shown: str) -> None:
     assert milliseconds(value_ms) == shown
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, now the current one, in which `r` has a leaderboard."""
+    monkeypatch.chdir(tmp_path)
+    store_matmul(Path("r"), 512, 512, 512, about={"name": "up"})
+    return Path("r")
+
+
+def test_an_output_that_cannot_be_written_in_full_stays_as_it_was(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = Path("kept.html")
+    kept.write_text("before")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most[1]))
+    try:
+        status, _, err = call(capsys, "report", "r", "--format", "html", "--output", str(kept))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert (status, err) == (2, "autotune: --output kept.html cannot be written: File too large\n")
+    assert kept.read_text() == "before"
+    assert sorted(path.name for path in Path().iterdir()) == ["kept.html", "r"]
+
+
+@pytest.mark.parametrize("command", [["report"], ["export", "json"]])
+def test_a_leaderboard_is_not_written_over_by_what_is_said_of_it(
+    command: list[str], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (board,) = results.rglob("*.parquet")
+    link, before = Path("link"), board.read_bytes()
+    link.symlink_to(board)
+    for output in (board, link):
+        status, out, err = call(capsys, *command, str(board), "--output", str(output))
+        assert (status, out) == (2, "")
+        assert err == f"autotune: --output {output} is not allowed; that is a leaderboard\n"
+    assert board.read_bytes() == before
+
+
+def test_an_output_is_what_a_link_leads_to_a_pipe_or_a_device(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link, pipe = Path("link"), Path("pipe")
+    link.symlink_to("page.csv")
+    asked = ("report", "r", "--format", "csv", "--output")
+    assert call(capsys, *asked, "link") == (0, "", "autotune: wrote link\n")
+    assert link.is_symlink()
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    assert call(capsys, *asked, "pipe") == (0, "", "")
+    reader.join()
+    assert read == [Path("page.csv").read_text()]
+    assert call(capsys, *asked, os.devnull) == (0, "", "")
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_pipe_is_no_leaderboard(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(results / "never.parquet")
+    Path(results / "gone.parquet").symlink_to("nowhere")
+    status, out, err = call(capsys, "report", "r", "--format", "json")
+    assert (status, len(json.loads(out)["problems"])) == (0, 1)
+    assert err == ("autotune: skipped r/gone.parquet: cannot be read (No such file or directory)\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["report", ""], "report"), (["best", "matmul", "--results="], "--results="),
+     (["gate", "r", "--device", ""], "--device")],
+)  # fmt: skip
+def test_an_empty_word_is_not_the_current_folder(
+    words: list[str], named: str, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = call(capsys, *words)
+    assert (status, out) == (2, "")
+    assert err == f"autotune: {named} '' is not allowed; leave it out, or say what\n"

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from autotune import whole_file
 from autotune.cli import usage
 from autotune.errors import AutotuneError, InputError, UnknownNameError, printable
 
@@ -64,6 +65,7 @@ class _OneLineErrors(TyperGroup):
         if isinstance(sys.stdout, io.TextIOWrapper):  # a charset without arrows is no failure
             sys.stdout.reconfigure(errors="replace")
         try:
+            _check_said(words)
             status = super().main(words, prog_name, standalone_mode=False, **more)
             sys.stdout.flush()  # what is buffered: its errors are this command's too
         except TyperException as error:
@@ -83,6 +85,14 @@ class _OneLineErrors(TyperGroup):
         if standalone_mode:
             sys.exit(status or 0)
         return status
+
+
+def _check_said(words: Sequence[str]) -> None:
+    """Raises InputError for an empty word, such as of a shell's variable that is not set: as a path
+    it would be the current folder."""
+    for before, word in zip(["autotune", *words], words, strict=False):
+        if not word or (word[:2] == "--" and word[-1:] == "=" and word.count("=") == 1):
+            raise InputError(f"{word or before} '' is not allowed; leave it out, or say what")
 
 
 def _unwritable(error: OSError) -> int:
@@ -192,12 +202,53 @@ def stored(results: Path) -> list[Board]:
 
 @contextmanager
 def opened(output: Path | None) -> Iterator[IO[str]]:
+    """What `--output` names, stdout where it names nothing.
+
+    A file is written whole once all is said, or stays as it was; a pipe or a device takes it as it
+    comes.
+
+    Raises InputError where it cannot be written, or is a leaderboard.
+    """
     if output is None:
         yield sys.stdout
         return
-    try:
-        file = output.open("w", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--output {output} cannot be written: {error.strerror}") from None
+    with _naming(output):
+        file = _stream(output) or _replacement(output)
     with file:
         yield file
+        if not isinstance(file, io.StringIO):
+            return
+        content = file.getvalue().encode()
+    with _naming(output):
+        whole_file.write(output.resolve(), content)  # of a link, what it leads to
+    _complain(f"wrote {output}")
+
+
+@contextmanager
+def _naming(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"--output {output} cannot be written: {error.strerror}") from None
+
+
+def _stream(output: Path) -> IO[str] | None:
+    """What takes text as it comes; None for a file, or where none is yet."""
+    folder = output.parent.resolve()
+    ours = folder == Path("/dev") or folder.is_relative_to("/proc")  # stdout may be a file
+    if output.exists() and (ours or not output.is_file()):
+        return output.open("a", encoding="utf-8")
+    return None
+
+
+def _replacement(output: Path) -> io.StringIO:
+    """Raises OSError as opening `output` for writing would, InputError for a leaderboard."""
+    if output.exists():
+        if not os.access(output, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with output.open("rb") as file:
+            if file.read(4) == b"PAR1":
+                raise InputError(f"--output {output} is not allowed; that is a leaderboard")
+    else:
+        output.resolve().parent.stat()
+    return io.StringIO()

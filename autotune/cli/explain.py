@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -105,5 +104,3 @@ def explain(
             from autotune.explain import terminal
 
             terminal.write(explanation, file)
-    if output is not None:
-        print(f"autotune: wrote {output}", file=sys.stderr)

@@ -12,8 +12,10 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -245,6 +247,17 @@ def test_shapes_on_both_sides_of_a_power_of_two_have_one_answer_each(tmp_path: P
         ask(32767)
 
 
+def test_nearest_of_a_users_kernel_says_that_its_blocks_were_not_checked(tmp_path: Path) -> None:
+    store(tmp_path, row(problem("my.module:KERNEL", {"rows": 1024}), {"block": 256}, 1.0))
+    found = best_config(
+        "my.module:KERNEL", {"rows": 1000}, device="v6e", results=tmp_path, on_miss="nearest"
+    )
+    assert found == {"block": 256}, "which does not divide 1000, for all that is known here"
+    told = found.found.reason or ""
+    assert "whether its blocks suit the asked shape was not checked" in told
+    assert "rows 1024 for 1000" in told
+
+
 def test_an_exact_result_comes_before_the_nearest(tmp_path: Path) -> None:
     store_matmul(tmp_path, 1024, 1024, 1024, tile={"bm": 256})
     store_matmul(tmp_path, 2048, 1024, 1024)
@@ -271,6 +284,20 @@ def test_measured_comes_before_compiled_and_the_evidence_is_named(tmp_path: Path
     found = best_config("matmul", SHAPE, device="v6e", results=tmp_path)
     assert found["bm"] == 1024
     assert (found.found.evidence, found.found.timer) == ("measured", "device_profile")
+
+
+@pytest.mark.parametrize("newer", ["a", "b"])
+def test_of_one_kind_of_evidence_the_newest_comes_first(newer: str, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        made = datetime(2026, 11, 2 if folder == newer else 1, tzinfo=UTC)
+        store_matmul(tmp_path / folder, **SHAPE, tile={"bm": 1024 if folder == newer else 256},
+                     created_at=made)  # fmt: skip
+        near = {**SHAPE, "m": 8192}
+        store_matmul(tmp_path / folder, **near, tile={"bm": 2048 if folder == newer else 128},
+                     created_at=made)  # fmt: skip
+    ask = partial(best_config, "matmul", device="v6e", results=tmp_path, on_miss="nearest")
+    assert ask(SHAPE)["bm"] == 1024
+    assert ask({**SHAPE, "m": 16384})["bm"] == 2048
 
 
 def test_a_candidate_that_was_never_ranked_is_no_result(tmp_path: Path) -> None:
@@ -451,6 +478,29 @@ def test_a_board_written_over_in_place_is_read_again_and_no_other_is(
     os.utime(path, ns=(modified, modified))
     assert ask()["bm"] == 256
     assert opened == [path, path]
+
+
+def test_a_folder_that_changed_just_before_it_was_listed_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is added within the resolution of the file system's clock leaves its time as it was."""
+    store_matmul(tmp_path, 8, 8, 8)
+    folders = [tmp_path, *(f for f in tmp_path.rglob("*") if f.is_dir())]
+    changed_ns = 10**18
+    now = SimpleNamespace(time_ns=lambda: changed_ns + 500_000_000)
+    monkeypatch.setattr(sources, "time", now)
+
+    def at_the_same_time() -> None:
+        for folder in folders:
+            os.utime(folder, ns=(changed_ns, changed_ns))
+
+    at_the_same_time()
+    ask = partial(best_config, "matmul", SHAPE, device="v6e", results=tmp_path)
+    with pytest.raises(NoResultError):
+        ask()
+    store_matmul(tmp_path, **SHAPE)
+    at_the_same_time()
+    assert ask()["bm"] == 512
 
 
 def test_device_folders_behind_links_are_looked_up(tmp_path: Path) -> None:
@@ -700,6 +750,15 @@ BAD = {
     "axis": (["--shape", "mm=1", "--device", "v6e"], 2, "unknown shape entry of matmul 'mm'"),
     "option name": (
         ["--shape", "m=1", "--device", "v6e", "--option", "epi=1"], 2, "unknown option of matmul"),
+    "option value": (
+        ["--shape", "m=1", "--device", "v6e", "--option", "transpose_rhs=yes"], 2,
+        "options.transpose_rhs: 'yes' is not allowed; true or false"),
+    "option value, nearest": (
+        ["--shape", "m=1", "--device", "v6e", "--option", "epilogue=1", "--on-miss", "nearest"], 2,
+        "options.epilogue: 1 is not allowed; one of none, relu, gelu, silu"),
+    "dtype": (["--shape", "m=1", "--device", "tpu7x", "--dtype", "int8"], 2,
+              "dtype: 'int8' is not allowed; matmul on tpu7x takes bfloat16, float32"),
+    "too long": (["--shape", "m=2147483649", "--device", "v6e"], 2, "whole number from 1 to 2^31"),
     "name": (["--problem", "x"], 4, "no stored result in"),
     "name on a chip": (["--problem", "up", "--device", "v5p"], 4, "on v5p (stored: up)"),
     "two": (["--problem", "up"], 2,

@@ -27,6 +27,7 @@ from autotune.errors import InputError
 from autotune.kernels import anchored_softmax, attention, flash_fwd_kernel
 from autotune.kernels import flash_fwd as module
 from autotune.kernels.attention import MASK_VALUE, last_kv_block, shift_range, visible_pairs
+from autotune.kernels.attention_inputs import gain_of
 from autotune.kernels.base import make_problem
 from autotune.kernels.flash_fwd import KERNEL, BlockSizes, flash_fwd
 from autotune.problem import Problem
@@ -57,7 +58,7 @@ def tolerance(p: Problem, gain: float) -> float:
     """f32 logits of size s carry an error of up to s · 2^-24, and so do their exponentials."""
     if p.dtype == "bfloat16":
         return BF16_TOLERANCE
-    return F32_TOLERANCE * max(1.0, gain / 2)
+    return F32_TOLERANCE * max(1.0, gain * gain_of(p) / 2)
 
 
 @st.composite

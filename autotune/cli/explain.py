@@ -70,8 +70,8 @@ def explain(
     """Say why a candidate is as fast as it is: VMEM bill, roofline, timeline, cycles and spills
     per scope, what limits it, and what the next larger and smaller blocks would change.
 
-    Exit status: 0, also for a candidate that does not fit; 2 for bad input, `best` without a
-    stored one among it.
+    Exit status: 0, also for a candidate that does not fit; 2 for bad input, and for `best` where
+    none is stored.
     """
     from autotune.explain import collect, facts, subject
 

@@ -320,6 +320,13 @@ def test_what_changed_since_is_said_without_the_key_again(tmp_path: Path) -> Non
     assert seen["stale"].startswith("libtpu 0.0.41 → ")
 
 
+def test_json_has_no_word_for_what_is_no_number() -> None:
+    file = io.StringIO()
+    gate.write_json([verdict("up", baseline_ms=1.5, today_ms=float("nan"))], file)
+    (seen,) = json.loads(file.getvalue(), parse_constant=pytest.fail)["verdicts"]
+    assert (seen["baseline_ms"], seen["today_ms"]) == (1.5, None)
+
+
 HOSTILE = "a\n::error title=x::pwned \x1b[31m.parquet"
 
 

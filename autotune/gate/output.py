@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -32,11 +33,20 @@ def write_table(verdicts: Sequence[Verdict], file: IO[str]) -> None:
 
 
 def write_json(verdicts: Sequence[Verdict], file: IO[str]) -> None:
-    """One JSON document: `exit_status` and the verdicts."""
-    records = [asdict(v) | {"config": json.loads(v.config) if v.config else None} for v in verdicts]
+    """One JSON document: `exit_status` and the verdicts. What is no number is null."""
+    records = [
+        asdict(v)
+        | {"config": json.loads(v.config) if v.config else None}
+        | {"baseline_ms": _number(v.baseline_ms), "today_ms": _number(v.today_ms)}
+        for v in verdicts
+    ]
     document = {"exit_status": exit_status(verdicts), "verdicts": records}
     json.dump(document, file, indent=2, allow_nan=False)
     file.write("\n")
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def annotate(verdicts: Sequence[Verdict], file: IO[str]) -> None:

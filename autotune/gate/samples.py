@@ -150,7 +150,7 @@ def _missing(baseline: Samples, today: Samples) -> str:
     """What there is of the default where that is too little."""
     then, now = len(baseline.default_ms), len(today.default_ms)
     if not then and not now:
-        return "no default beside it"
+        return "no times of a default beside it"
     return f"{then} stored and {now} fresh times of the default are too few ({MIN_SAMPLES} of each)"
 
 

@@ -35,6 +35,8 @@ FLASH_DQ = {"block_q_dq": 512, "block_k_major_dq": 1024, "block_k_dq": 512}
 FLASH_DKV = {
     "block_q_major_dkv": 1024, "block_q_dkv": 512, "block_k_major_dkv": 1024, "block_k_dkv": 512,
 }  # fmt: skip
+OWN_DQ = {"block_q_major": 512, "block_kv_major": 2048, "block_kv": 1024}
+OWN_DKV = {"block_q_major": 1024, "block_q": 512, "block_kv_major": 2048, "block_kv": 1024}
 OWN = {
     "block_q": 512, "block_kv": 1024, "block_q_compute": 512, "block_kv_compute": 512,
     "vmem_limit_bytes": None,
@@ -149,7 +151,7 @@ def test_backward_blocks_without_a_forward_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(tmp_path, "flash_fwd", {**OWN, "block_q_compute": 256})
-    keep(tmp_path, "flash_dq", {"block_q_major": 512, "block_kv_major": 2048, "block_kv": 1024})
+    keep(tmp_path, "flash_dq", OWN_DQ)
     status, out, err = call(capsys, "export", "jax", str(tmp_path))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "flash_fwd (flash_fwd) on v6e: its block_q_compute is 256" in err
@@ -160,9 +162,8 @@ def test_this_projects_kernels_are_exported_where_the_blocks_mean_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(tmp_path, "flash_fwd", OWN)
-    keep(tmp_path, "flash_dq", {"block_q_major": 512, "block_kv_major": 2048, "block_kv": 1024})
-    keep(tmp_path, "flash_dkv", {"block_q_major": 1024, "block_q": 512, "block_kv_major": 2048,
-                                 "block_kv": 1024})  # fmt: skip
+    keep(tmp_path, "flash_dq", OWN_DQ)
+    keep(tmp_path, "flash_dkv", OWN_DKV)
     sizes = sizes_of(text := run(capsys, "jax", str(tmp_path))[0])
     assert (sizes.block_q, sizes.block_k_major, sizes.block_k, sizes.block_b) == (512, 1024, 512, 1)
     assert (sizes.block_q_dq, sizes.block_k_major_dq, sizes.block_k_dq) == (512, 2048, 1024)
@@ -180,10 +181,11 @@ def _only(tmp_path: Path, kernel: str, config: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"block_q_compute": 256}, "block_q_compute is 256; JAX's kernel has no sub-block"),
-        ({"vmem_limit_bytes": 1 << 26}, "JAX's kernels take no VMEM limit"),
+        ({"block_q_compute": 256}, "block_q_compute is 256; JAX's kernel has no such tunable"),
+        ({"partial_mask": "stored"}, 'partial_mask is "stored"; JAX\'s kernel chooses by'),
         ({"block_q": 768, "block_q_compute": 768}, "block_q 768 does not divide q_len 4096"),
-        ({"block_kv_compute": 384}, "block_kv_compute 384 does not divide 1024"),
+        ({"block_kv_compute": 384}, "384 is no multiple of 128 that divides 1024"),
+        ({"block_kv_compute": 64}, "64 is no multiple of 128 that divides 1024"),
         ({"block_q": None}, "its block_q is null, not a block size"),
     ],
 )
@@ -193,6 +195,110 @@ def test_blocks_that_mean_something_else_are_refused_with_the_reason(
     made = exports.export("jax", [entry("splash", {**OWN, **change})])
     assert not made.files
     assert told in made.refused[0]
+
+
+UNKNOWN = {
+    "jax.splash": SPLASH, "jax.flash": FLASH, "splash": OWN, "flash_fwd": OWN,
+    "tokamax.splash": TOKAMAX,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", UNKNOWN)
+@pytest.mark.parametrize("target", ["jax", "maxtext", "tokamax"])
+def test_no_target_drops_a_tunable_it_does_not_know(kernel: str, target: str) -> None:
+    here = entry(kernel, UNKNOWN[kernel])
+    plain = exports.export(target, [here])
+    null = exports.export(target, [dataclasses.replace(here, config={**here.config, "new": None})])
+    assert null == plain, "a null is the kernel's own choice, which nothing loses"
+    odd = exports.export(target, [dataclasses.replace(here, config={**here.config, "new": 7})])
+    assert not odd.files
+    assert bool(plain.refused) != ("its new is 7; " in odd.refused[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config"),
+    [("flash_dq", OWN_DQ), ("flash_dkv", OWN_DKV), ("jax.flash_dq", FLASH_DQ),
+     ("jax.flash_dkv", FLASH_DKV)],
+)  # fmt: skip
+def test_nor_does_a_backward_pass(kernel: str, config: dict[str, Any]) -> None:
+    limited = entry(kernel, {**config, "vmem_limit_bytes": 1 << 26})
+    told = "its vmem_limit_bytes is 67108864; JAX's kernel has no such tunable"
+    assert told in exports.export("jax", [limited]).refused[0]
+
+
+def test_nor_does_a_tokamax_backward_pass_or_its_diagonal_grid() -> None:
+    backward = entry("tokamax.splash", {**TOKAMAX_BACKWARD, "new": 7}, options={"pass": "backward"})
+    grid = entry("tokamax.splash", {**TOKAMAX, "qk_diag_grid": 4})
+    for target in ("maxtext", "tokamax"):
+        first, second = exports.export(target, [backward, grid]).refused
+        assert "its new is 7" in first
+        assert "its qk_diag_grid is 4" in second
+
+
+@pytest.mark.parametrize(
+    ("kernel", "about", "told"),
+    [
+        ("flash_fwd", {"options": {"logit_soft_cap": 30.0}}, "has logit_soft_cap=30.0; JAX's"),
+        ("flash_fwd", {"options": {"max_logit_const": 0.0}}, "has max_logit_const=0.0; JAX's"),
+        ("flash_dq", {"options": {"out_dtype": "float32"}}, 'has out_dtype="float32"; JAX\'s'),
+        ("flash_fwd", {"shape": {"head_dim_qk": 192}}, "head_dim_qk 192 is not its head_dim_v 128"),
+        ("flash_fwd", {"shape": {"head_dim_qk": 192, "head_dim_v": 192}}, "192 is no multiple of"),
+        ("flash_fwd", {"shape": {"q_len": 2048}, "options": {"causal": True}},
+         "q_len 2048 is not its kv_len 4096; there queries then see other keys"),
+        ("splash", {"options": {"max_logit_const": 10.0}}, "has max_logit_const=10.0; JAX's spl"),
+    ],
+)  # fmt: skip
+def test_a_problem_that_jax_s_kernel_cannot_run_is_refused(
+    kernel: str, about: dict[str, Any], told: str
+) -> None:
+    made = exports.export("jax", [entry(kernel, OWN_DQ if kernel == "flash_dq" else OWN, **about)])
+    assert not made.files
+    assert told in made.refused[0]
+
+
+def test_what_changes_no_output_is_no_reason_to_refuse() -> None:
+    options = {"use_exp2": True, "residuals": True, "scale": 0.5, "out_dtype": "bfloat16"}
+    wide = entry("flash_fwd", OWN, options=options, shape={"q_len": 2048})
+    capped = entry("splash", {**OWN, "partial_mask": "computed"}, options={"logit_soft_cap": 30.0})
+    assert exports.export("jax", [wide, capped]).refused == ()
+
+
+def test_backward_blocks_join_the_forward_of_their_own_scale_and_heads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = {"kv_heads": 4}
+    keep(tmp_path, "flash_fwd", OWN, options={"scale": 0.5}, shape=heads, name="other")
+    keep(tmp_path, "flash_fwd", OWN, options={"scale": 0.25}, shape=heads, name="own")
+    keep(tmp_path, "flash_dq", OWN_DQ, options={"scale": 0.25}, shape=heads)
+    keep(tmp_path, "flash_dkv", OWN_DKV, options={"scale": 0.25}, shape=heads)
+    texts = run(capsys, "jax", str(tmp_path))[0].split("\n\n")
+    own, other = sorted(texts, key=len, reverse=True)
+    assert ("# own (flash_fwd)" in own, "# other (flash_fwd)" in other) == (True, True)
+    assert [sizes_of(text).has_backward_blocks for text in (own, other)] == [True, False]
+
+
+def test_jax_s_flash_attention_takes_what_is_exported_of_grouped_queries_as_the_comment_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+    for kernel, config in (("flash_fwd", OWN), ("flash_dq", OWN_DQ), ("flash_dkv", OWN_DKV)):
+        keep(tmp_path, kernel, config, options={"causal": True}, shape={"kv_heads": 4})
+    text, err = run(capsys, "jax", str(tmp_path))
+    assert not err
+    assert "# It takes a key head a query head: repeat those of k and v 4 times." in text
+    sizes = sizes_of(text)
+    q = jax.ShapeDtypeStruct((4, 16, 4096, 128), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((4, 4, 4096, 128), jnp.bfloat16)
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        k, v = (jnp.repeat(x, 4, axis=1) for x in (k, v))
+        return flash_attention(q, k, v, causal=True, block_sizes=sizes).astype(jnp.float32).sum()
+
+    gradients = jax.eval_shape(jax.grad(loss, argnums=(0, 1, 2)), q, k, k)
+    assert [g.shape for g in gradients] == [q.shape, k.shape, k.shape]
 
 
 def test_what_a_target_cannot_express_is_listed_and_the_rest_is_written(
@@ -237,6 +343,13 @@ def test_maxtext_runs_tokamaxs_splash_under_settings_of_its_own(
         "sa_block_kv_compute": 512, "sa_q_layout": "HEAD_DIM_MINOR", "sa_k_layout": "SEQ_MINOR",
         "sa_v_layout": "HEAD_DIM_MINOR", "use_splash_scheduler": True, "sa_use_base2_exp": True,
     }  # fmt: skip
+    (fused,) = YAML(typ="safe").load_all(
+        exports.export("maxtext", [entry("tokamax.splash", TOKAMAX_BACKWARD)]).files["maxtext.yml"]
+    )
+    assert fused["sa_use_fused_bwd_kernel"] is True, "its backward pass is always the fused one"
+    unsaid = {name: value for name, value in GRAD.items() if name != "use_fused_bwd_kernel"}
+    two_kernels = exports.export("maxtext", [entry("jax.splash", unsaid)]).files["maxtext.yml"]
+    assert "sa_use_fused_bwd_kernel: false" in two_kernels
     stacked = entry("tokamax.splash", {**TOKAMAX, "num_stacked_q_heads": 2})
     assert "no setting for it" in exports.export("maxtext", [stacked]).refused[0]
 
@@ -261,6 +374,14 @@ def test_tokamaxs_cache_has_the_form_of_its_release(
         **({"is_causal": True} if release == "0.0.12" else
            {"causal_mask": {"offset": 0, "window_size": None}}),
     }  # fmt: skip
+
+
+def test_tokamaxs_cache_has_the_dtype_of_the_operands() -> None:
+    wide = entry("tokamax.splash", TOKAMAX, dtype="float32")
+    made = exports.export("tokamax", [wide], tokamax_release="0.0.17")
+    ((arguments, _),) = json.loads(*made.files.values()).items()
+    assert [json.loads(arguments)[name] for name in "qkv"] == ["f32[4,4096,16,128]"] * 3
+    assert exports.export("tokamax", [wide], tokamax_release="0.0.12").refused
 
 
 def test_several_caches_go_into_the_folders_tokamax_looks_in(
@@ -428,7 +549,7 @@ def test_a_config_with_odd_values_is_refused_in_words(
 
 def test_a_problem_that_lacks_an_axis_is_refused_in_words() -> None:
     odd = dataclasses.replace(entry("flash_fwd", OWN), shape={"m": 1})
-    assert exports.export("jax", [odd]).refused[0].endswith("its problem has no q_len")
+    assert exports.export("jax", [odd]).refused[0].endswith("its problem has no head_dim_qk")
     odd = dataclasses.replace(entry("tokamax.splash", TOKAMAX), shape={"m": 1})
     assert "its problem has no " in exports.export("tokamax", [odd]).refused[0]
 

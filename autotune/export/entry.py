@@ -103,6 +103,22 @@ class Entry:
         if name in self.config and self.config[name] not in values:
             raise CannotExpressError(f"its {name} is {json.dumps(self.config[name])}; {why}")
 
+    def has_only(self, names: Iterable[str], *, why: str) -> None:
+        """Raises CannotExpressError for a tunable that has a value and is none of `names`: it would
+        be lost."""
+        for name in sorted(self.config.keys() - set(names)):
+            self.must_be(name, None, why=why)
+
+    def asks_only(self, names: Iterable[str], *, of: str) -> None:
+        """Raises CannotExpressError for an option of the problem that is on and none of `names`:
+        `of` cannot be asked that."""
+        known = {*names, *(["out_dtype"] if self.options.get("out_dtype") == self.dtype else [])}
+        for name, value in self.options.items():
+            if name not in known and value is not None and value is not False:
+                raise CannotExpressError(
+                    f"its problem has {name}={json.dumps(value)}; {of} has not"
+                )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:

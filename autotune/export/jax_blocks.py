@@ -11,9 +11,10 @@ FLASH = "jax.experimental.pallas.ops.tpu.flash_attention"
 SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
 Fields = Mapping[str, str | int | bool | None]
 
-_NO_LIMIT = "JAX's kernels take no VMEM limit"
-_SUB_BLOCK = "JAX's kernel has no sub-block of queries"
-
+_SPLASH_OPTIONS = ("mask", "segment_ids", "scale", "logit_soft_cap", "residuals", "use_exp2")
+_FLASH_OPTIONS = ("causal", "scale", "residuals", "use_exp2")
+"""Of this project's kernels' options, those that JAX's kernel has too, or that change no output."""
+_NOT_THERE = "JAX's kernel has no such tunable"
 
 _SPLASH: Mapping[str, Callable[[Entry, str], str | int | bool]] = {
     **dict.fromkeys(
@@ -33,27 +34,40 @@ _SPLASH: Mapping[str, Callable[[Entry, str], str | int | bool]] = {
 def splash(entry: Entry) -> Fields:
     """The fields of splash attention's `BlockSizes`.
 
-    Raises CannotExpressError for a kernel whose blocks mean something else.
+    Raises CannotExpressError for a kernel whose blocks mean something else, or a problem that
+    JAX's cannot run.
     """
     if entry.row.kernel == "jax.splash":
-        return {n: made(entry, n) for n, made in _SPLASH.items() if entry.config.get(n) is not None}
+        return _fields_of_splash(entry)
     if entry.row.kernel != "splash":
         raise CannotExpressError(
             f"JAX's flash and splash attention have no {entry.row.kernel} in them"
         )
-    return _own_forward(entry)
+    entry.asks_only(_SPLASH_OPTIONS, of="JAX's splash attention")
+    entry.must_be("partial_mask", "computed", why="JAX's kernel chooses by the mask's class")
+    return _own_forward(entry, "partial_mask")
 
 
-def _own_forward(entry: Entry) -> Fields:
-    """Windows and the keys' sub-block of this project's forward kernels mean what JAX's do."""
-    block_q, block_kv = entry.block("block_q", "q_len"), entry.block("block_kv", "kv_len")
-    entry.must_be("vmem_limit_bytes", None, why=_NO_LIMIT)
-    entry.must_be("block_q_compute", None, block_q, why=_SUB_BLOCK)
+def _fields_of_splash(entry: Entry) -> Fields:
+    entry.has_only(_SPLASH, why=_NOT_THERE)
+    return {n: made(entry, n) for n, made in _SPLASH.items() if entry.config.get(n) is not None}
+
+
+def _own_forward(entry: Entry, *others: str) -> Fields:
+    """Windows and the keys' sub-block of this project's forward kernels mean what JAX's do.
+
+    `others`: tunables that were looked at.
+    """
     name = "block_kv_compute"
+    entry.has_only(("block_q", "block_kv", name, "block_q_compute", *others), why=_NOT_THERE)
+    block_q, block_kv = entry.block("block_q", "q_len"), entry.block("block_kv", "kv_len")
+    entry.must_be("block_q_compute", None, block_q, why=_NOT_THERE)
     compute = block_kv if entry.config.get(name) is None else entry.block(name)
     if block_kv % compute or compute % 128:
-        raise CannotExpressError(f"its block_kv_compute {compute} does not divide {block_kv}")
-    return {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": compute}
+        raise CannotExpressError(
+            f"its {name} {compute} is no multiple of 128 that divides {block_kv}"
+        )
+    return {"block_q": block_q, "block_kv": block_kv, name: compute}
 
 
 def _flash_forward(entry: Entry) -> Fields:
@@ -66,37 +80,56 @@ def _flash_forward(entry: Entry) -> Fields:
     }
 
 
-def _flash_dq(entry: Entry) -> Fields:
-    return {
-        "block_k_major_dq": entry.block("block_kv_major", "kv_len"),
-        "block_k_dq": entry.block("block_kv"),
-        "block_q_dq": entry.block("block_q_major", "q_len"),
-    }
+def _named(**names: str) -> Callable[[Entry], Fields]:
+    """Field -> the tunable that it is; of this project's kernels the outer blocks must divide."""
+
+    def fields(entry: Entry) -> Fields:
+        entry.has_only(names.values(), why=_NOT_THERE)
+        axes = {"block_q_major": "q_len", "block_kv_major": "kv_len"}
+        return {field: entry.block(name, axes.get(name)) for field, name in names.items()}
+
+    return fields
 
 
-def _flash_dkv(entry: Entry) -> Fields:
-    return {
-        "block_q_major_dkv": entry.block("block_q_major", "q_len"),
-        "block_k_major_dkv": entry.block("block_kv_major", "kv_len"),
-        "block_k_dkv": entry.block("block_kv"),
-        "block_q_dkv": entry.block("block_q"),
-    }
-
-
-def _named(*names: str) -> Callable[[Entry], Fields]:
-    return lambda entry: {name: entry.block(name) for name in names}
+def _alike(*names: str) -> Callable[[Entry], Fields]:
+    return _named(**{name: name for name in names})
 
 
 _FORWARD = {
-    "jax.flash": _named("block_q", "block_k_major", "block_k", "block_b"),
+    "jax.flash": _alike("block_q", "block_k_major", "block_k", "block_b"),
     "flash_fwd": _flash_forward,
 }
 _BACKWARD = {
-    "jax.flash_dkv": _named("block_q_major_dkv", "block_k_major_dkv", "block_k_dkv", "block_q_dkv"),
-    "flash_dkv": _flash_dkv,
-    "jax.flash_dq": _named("block_k_major_dq", "block_k_dq", "block_q_dq"),
-    "flash_dq": _flash_dq,
-}
+    "jax.flash_dkv": _alike("block_q_major_dkv", "block_k_major_dkv", "block_k_dkv", "block_q_dkv"),
+    "flash_dkv": _named(
+        block_q_major_dkv="block_q_major", block_k_major_dkv="block_kv_major",
+        block_k_dkv="block_kv", block_q_dkv="block_q",
+    ),
+    "jax.flash_dq": _alike("block_k_major_dq", "block_k_dq", "block_q_dq"),
+    "flash_dq": _named(
+        block_k_major_dq="block_kv_major", block_k_dq="block_kv", block_q_dq="block_q_major"
+    ),
+}  # fmt: skip
+
+
+def _fields_of_flash(entry: Entry) -> Fields:
+    """Raises CannotExpressError for what JAX's flash attention cannot run, as it would refuse it or
+    take it for another problem."""
+    if not entry.row.kernel.startswith("jax."):
+        entry.asks_only(_FLASH_OPTIONS, of="JAX's flash attention")
+        _check_alike(entry, "head_dim_qk", "head_dim_v", "JAX's flash attention needs both alike")
+        if (head_dim := entry.size("head_dim_qk")) > 128 and head_dim % 128:
+            raise CannotExpressError(f"its head_dim_qk {head_dim} is no multiple of 128, as there")
+        if entry.options.get("causal"):
+            _check_alike(entry, "q_len", "kv_len", "there queries then see other keys")
+    return (_FORWARD | _BACKWARD)[entry.row.kernel](entry)
+
+
+def _check_alike(entry: Entry, one: str, other: str, why: str) -> None:
+    if entry.size(one) != entry.size(other):
+        raise CannotExpressError(
+            f"its {one} {entry.size(one)} is not its {other} {entry.size(other)}; {why}"
+        )
 
 
 def export(found: Sequence[Entry]) -> Export:
@@ -121,11 +154,11 @@ def export(found: Sequence[Entry]) -> Export:
 
 
 def _groups(found: Iterable[Entry]) -> list[list[Entry]]:
-    """Boards of one attention problem: same kernels' family, device, shape, dtype, causality."""
+    """Boards of one attention problem: same kernels' family, device, shape, dtype, mask, scale."""
     groups: dict[str, list[Entry]] = {}
     for entry in found:
         family = entry.row.kernel.partition("flash")[0]
-        options = [entry.options.get(n) for n in ("causal", "sm_scale", "scale", "logit_soft_cap")]
+        options = [entry.options.get(n) for n in ("causal", "sm_scale", "scale")]
         key = json.dumps([family, entry.row.device, entry.shape, entry.dtype, options],
                          sort_keys=True)  # fmt: skip
         groups.setdefault(key, []).append(entry)
@@ -144,7 +177,7 @@ def _flash(group: Sequence[Entry]) -> tuple[list[Entry], Fields, list[str]]:
             if role in made:
                 options = json.dumps(made[role][0].options)
                 raise CannotExpressError(f"BlockSizes has one {role}; that with {options} took it")
-            made[role] = entry, (_FORWARD | _BACKWARD)[kernel](entry)
+            made[role] = entry, _fields_of_flash(entry)
         except CannotExpressError as reason:
             refused.append(f"{entry.told}: {reason}")
     lacking = None
@@ -166,6 +199,10 @@ def _text(module: str, used: Sequence[Entry], fields: Fields) -> str:
     kernels = {entry.row.kernel for entry in used}
     if not all(kernel.startswith("jax.") for kernel in kernels):
         lines.append(f"# Tuned on {', '.join(sorted(kernels))}: the same blocks of another kernel.")
+    heads = [used[0].shape.get(axis, 1) for axis in ("q_heads", "kv_heads")]
+    if module == FLASH and heads[0] != heads[1]:
+        times = heads[0] // heads[1]
+        lines.append(f"# It takes a key head a query head: repeat those of k and v {times} times.")
     names = "BlockSizes, QKVLayout" if any("layout" in n for n in fields) else "BlockSizes"
     lines.append(f"# from {module} import {names}")
     lines.append("BlockSizes(")

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from autotune.export import jax_blocks
 from autotune.export.entry import CannotExpressError, Entry, Export
 
+_NO_SETTING = "MaxText has no setting for it"
+_LAYOUT_NAMES = ("q_layout", "k_layout", "v_layout")
 _LAYOUTS = {1: "HEAD_DIM_MINOR", 2: "SEQ_MINOR"}
 """Tokamax's `QKVLayout` values -> names."""
 _TOKAMAX = {
@@ -20,7 +22,13 @@ _TOKAMAX = {
     "dq_reduction_steps": "dq_reduction_steps",
 }
 """Tokamax's field -> the setting, of a MaxText that runs its splash."""
-_DROPPED = {"num_stacked_q_heads": 1, "qk_diag_skip": False, "sv_diag_skip": False}
+_BLOCKS = (
+    "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv",
+    "block_kv_dkv_compute",
+)  # fmt: skip
+_DROPPED = {
+    "num_stacked_q_heads": 1, "qk_diag_skip": False, "sv_diag_skip": False, "qk_diag_grid": 2,
+}  # fmt: skip
 """What MaxText has no setting for -> the value that Tokamax takes unasked."""
 
 
@@ -54,16 +62,16 @@ def settings(entry: Entry) -> dict[str, int | str | bool]:
 def _tokamax(entry: Entry) -> dict[str, int | str | bool]:
     """Settings of `use_tokamax_splash`, whose backward pass is always the fused one."""
     for name, own in _DROPPED.items():
-        entry.must_be(name, own, why="MaxText has no setting for it")
+        entry.must_be(name, own, why=_NO_SETTING)
+    entry.has_only((*_BLOCKS, *_LAYOUT_NAMES, *_TOKAMAX, *_DROPPED), why=_NO_SETTING)
     config = entry.config
     found: dict[str, int | str | bool] = {"use_tokamax_splash": True}
-    for name in ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv",
-                 "block_kv_dkv_compute"):  # fmt: skip
+    for name in _BLOCKS:
         if config.get(name) is not None:
             found[f"sa_{name}"] = entry.block(name)
     if "sa_block_q_dkv" in found:
         found["sa_use_fused_bwd_kernel"] = True
-    for name in ("q_layout", "k_layout", "v_layout"):
+    for name in _LAYOUT_NAMES:
         if name in config:
             found[f"sa_{name}"] = entry.one_of(name, _LAYOUTS)
     return found | {

@@ -29,7 +29,7 @@ _FORWARD_FIELDS = (
 _BACKWARD_FIELDS = ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "use_base2_exp")
 _UNASKED = {
     "num_stacked_q_heads": 1, "fuse_reciprocal": True, "qk_diag_skip": False,
-    "sv_diag_skip": False, "dq_reduction_steps": None,
+    "sv_diag_skip": False, "qk_diag_grid": 2, "dq_reduction_steps": None,
 }  # fmt: skip
 """Fields that neither operation's config has -> what its kernel takes then."""
 _DTYPES = {"bfloat16": "bf16", "float32": "f32"}
@@ -96,6 +96,7 @@ def _expressed(entry: Entry, release: str) -> tuple[str, dict[str, Any], dict[st
         for name in _LAYOUTS:
             entry.must_be(name, 1, why="its backward pass has no field for it")
     names = _BACKWARD_FIELDS if backward else _FORWARD_FIELDS
+    entry.has_only((*names, *_LAYOUTS, *_UNASKED), why="its cache has no field for it")
     defaults = {"use_experimental_scheduler": False, "use_base2_exp": True,
                 **dict.fromkeys(_LAYOUTS, 1)}  # fmt: skip
     config = {n: entry.config.get(n, defaults.get(n)) for n in names}

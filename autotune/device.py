@@ -23,8 +23,8 @@ from autotune.errors import DeviceBusyError, UnknownNameError
 
 KIB = 2**10
 MIB = 2**20
-UNKNOWN_BANDS = {"model": 0.75, "compiled": 0.25}
-"""Bands where nothing was measured on the chip: wide, for want of anything to narrow them."""
+UNKNOWN_BANDS = {"model": 1.75, "compiled": 0.25}
+"""Bands where nothing was measured on the chip: wider than those of any chip that was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -462,3 +462,6 @@ def test_rows_within_a_band_cannot_be_told_apart():
 def test_a_device_without_data_has_a_wide_band():
     assert devices.get("v4").band("compiled", "matmul") > V6E.band("compiled", "jax.splash")
     assert math.isclose(devices.get("v4").band("compiled", "x"), devices.UNKNOWN_BANDS["compiled"])
+    for evidence, unknown in devices.UNKNOWN_BANDS.items():
+        measured = [chip.bands.get(evidence, {}).get("*", 0.0) for chip in devices.DEVICES.values()]
+        assert 0.0 < max(measured) < unknown

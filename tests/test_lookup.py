@@ -278,9 +278,9 @@ def test_the_default_comes_from_the_kernel_and_says_that_nothing_was_tuned(tmp_p
 
 
 def test_measured_comes_before_compiled_and_the_evidence_is_named(tmp_path: Path) -> None:
-    store_matmul(tmp_path / "a", **SHAPE, evidence="measured", tile={"bm": 1024},
+    store_matmul(tmp_path / "b", **SHAPE, evidence="measured", tile={"bm": 1024},
                  timer="device_profile")  # fmt: skip
-    store_matmul(tmp_path / "b", **SHAPE, latency_ms=0.1)
+    store_matmul(tmp_path / "a", **SHAPE, latency_ms=0.1)
     found = best_config("matmul", SHAPE, device="v6e", results=tmp_path)
     assert found["bm"] == 1024
     assert (found.found.evidence, found.found.timer) == ("measured", "device_profile")

@@ -251,12 +251,12 @@ REPORTED: list[tuple[str, dict[str, int], dict[str, int], dict[str, Any], str | 
     ("jax.gmm", {"m": 8192}, {"m": 8000}, {"tile_m": 1024}, "tile_m 1024 does not divide m = 8000"),
     ("jax.matmul", {"k": 4096}, {"k": 4224}, {"block_k": 1024}, "1024 does not divide k = 4224"),
     ("matmul", {"n": 576}, {"n": 13824}, {"bn": 576},
-     "its bn 576 is no multiple of 128, nor all of n = 13824"),
+     "its bn 576 is neither a multiple of 128 nor all of n"),
     ("matmul", {"k": 7168}, {"k": 7168, "m": 1024}, {"bm": 512, "bk": 2048}, None),
     ("matmul", {"n": 1000}, {"n": 2000}, {"bn": 1000},
-     "its bn 1000 is no multiple of 128, nor all of n = 2000"),
+     "its bn 1000 is neither a multiple of 128 nor all of n"),
     ("splash", {}, {"q_len": 65536, "kv_len": 65536}, {"block_q": 128, "block_kv": 128},
-     "a table of its 262144 blocks may take 3145728 bytes of SMEM, more than there is"),
+     "its table of 262144 blocks may take 4194304 bytes of SMEM, more than there is"),
 ]  # fmt: skip
 
 
@@ -276,7 +276,8 @@ def test_nearest_gives_no_block_that_the_kernel_refuses(
     else:
         with pytest.raises(NoResultError) as error:
             ask()
-        assert f"the nearest does not fit: {told}" in str(error.value) or told in str(error.value)
+        assert "the nearest does not fit: its" in str(error.value)
+        assert told in str(error.value)
 
 
 @pytest.mark.nightly

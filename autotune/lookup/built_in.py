@@ -6,7 +6,6 @@ kernels: the blocks by asking each kernel's own `illegal` about shapes drawn at 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,8 @@ from autotune.lookup.option_forms import Form, choice, factor, flag, mask, numbe
 
 PAGES, GROUP = "pages a sequence", "q heads a kv head"
 """Axes that follow from others, and that some tunable is a block of."""
-_TABLE_WORDS = {"computed": 3, "stored": 4}
-"""`partial_mask` of splash -> int32 that a step of its table takes in SMEM."""
+_TABLE_WORDS = 4
+"""int32 that a step of splash's table takes in SMEM, at most."""
 
 Misfit = Callable[[Mapping[str, int], Mapping[str, Any], str], str | None]
 
@@ -39,12 +38,10 @@ class Block:
         if self.parts:
             large = f"its {name} {value} is larger than {self.axis} = {size}"
             return large if value > size else None
-        if size % value:
+        if value < 1 or size % value:
             return f"its {name} {value} does not divide {self.axis} = {size}"
-        if value != size and value % self.tile:
-            return (
-                f"its {name} {value} is no multiple of {self.tile}, nor all of {self.axis} = {size}"
-            )
+        if value % self.tile:  # stored, it was all of its axis
+            return f"its {name} {value} is neither a multiple of {self.tile} nor all of {self.axis}"
         return None
 
 
@@ -73,30 +70,32 @@ class Facts:
 def size_of(axis: str, shape: Mapping[str, int]) -> int | None:
     """The size of an axis, one that follows from others included; None where there is no such."""
     if axis == PAGES:
-        return -(-shape["kv_len"] // shape["page_size"])
+        return -(-shape.get("kv_len", 1) // shape.get("page_size", 1))
     if axis == GROUP:
-        return shape["q_heads"] // shape["kv_heads"]
+        return shape.get("q_heads", 1) // shape.get("kv_heads", 1)
     return shape.get(axis)
 
 
 def _paged_misfit(shape: Mapping[str, int], config: Mapping[str, Any], device: str) -> str | None:
     mode = config.get("megacore_mode")
     axis = {"kv_head": "kv_heads", "batch": "batch"}.get(mode or "")
-    if axis is None or shape[axis] % 2 == 0:
+    if axis is None or shape.get(axis, 1) % 2 == 0:
         return None
-    return f"its megacore_mode {mode} needs an even {axis}, not {shape[axis]}"
+    return f"its megacore_mode {mode} needs an even {axis}, not {shape.get(axis, 1)}"
 
 
 def _splash_misfit(shape: Mapping[str, int], config: Mapping[str, Any], device: str) -> str | None:
     """How many steps the table has only the mask tells; here, all that it can have."""
-    steps = math.prod(
-        -(-shape[axis] // config[name])
-        for name, axis in (("block_q", "q_len"), ("block_kv", "kv_len"))
-    )
-    most = 4 * steps * _TABLE_WORDS[config.get("partial_mask", "computed")]
+    steps = 1
+    for name, axis in (("block_q", "q_len"), ("block_kv", "kv_len")):
+        block = config.get(name)
+        if not isinstance(block, int) or block < 1:
+            return f"its {name} is {block}"
+        steps *= -(-shape.get(axis, 1) // block)
+    most = 4 * steps * _TABLE_WORDS
     if most <= devices.get(device).smem_bytes:
         return None
-    return f"a table of its {steps} blocks may take {most} bytes of SMEM, more than there is"
+    return f"its table of {steps} blocks may take {most} bytes of SMEM, more than there is"
 
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")

@@ -17,7 +17,7 @@ from autotune.errors import InputError
 from autotune.evidence import ScopeUse
 from autotune.explain import bill, facts, scopes, subject, verdict
 from autotune.kernels import base
-from autotune.report import table
+from autotune.report.facts import options_on
 
 CONFIG = """
 device: v6e
@@ -307,6 +307,6 @@ def test_a_window_that_the_compiler_did_without_says_why() -> None:
 
 def test_the_page_sets_code_as_code_and_options_as_words() -> None:
     assert page.paragraph("`step` <b>") == "<p><code>step</code> &lt;b&gt;</p>"
-    assert table.options_on({"causal": True, "mask": {"full": {}}, "window": 5}) == {
+    assert options_on({"causal": True, "mask": {"full": {}}, "window": 5}) == {
         "causal": "true", "window": "5",
     }  # fmt: skip

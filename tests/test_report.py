@@ -16,7 +16,7 @@ from test_cli import call
 from test_leaderboard import row
 
 from autotune.leaderboard import Board, ranked
-from autotune.report import document, summary, table
+from autotune.report import document, facts, summary, table
 from autotune.report.pairs import backward_pairs, shared
 from autotune.report.units import milliseconds
 from autotune.row import Row
@@ -89,9 +89,28 @@ def test_problems_of_one_shape_do_not_look_alike() -> None:
     assert headed({"grad": False, "epilogue": "none", "mask": {"full": {}}}).endswith("(m=8)")
     assert headed({"grad": True}).endswith("(m=8; grad=true)")
     assert headed({}, "float32").endswith("(m=8; float32)")
-    long = headed({"mask": {"documents": {"lengths": [1000] * 50}}})
+    long = headed({"window": {"sizes": [1000] * 50}})
     assert len(long) < 120
     assert long.endswith("…)")
+
+
+LOCAL = {"local": {"left": 4096, "right": None}}
+PACKED = {"documents": {"lengths": [2048, 1024]}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        ({"causal": {"offset": 0}}, "causal"), ({"causal": {"offset": -8}}, "causal offset=-8"),
+        (LOCAL, "local 4096"), ({"local": {"left": 0, "right": 7}}, "local left=0 right=7"),
+        ({"all": [{"causal": {"offset": 0}}, PACKED]}, "causal & 2 documents"),
+        ({"any": [{"all": [LOCAL, PACKED]}, LOCAL]}, "(local 4096 & 2 documents) or local 4096"),
+        ({"all": [{"mine": {}}, PACKED]}, None), ({"sparse": 3}, None), ([], None), (7, None),
+        ({"causal": 3}, None), ({"all": 3}, None),
+    ],
+)  # fmt: skip
+def test_a_mask_is_named_by_its_kinds(stored: object, words: str | None) -> None:
+    assert facts.mask(stored) == words
 
 
 def test_the_default_is_shown_wherever_it_ranks() -> None:

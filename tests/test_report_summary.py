@@ -15,6 +15,7 @@ from autotune import cli, leaderboard, stale
 from autotune.cli.report import Format, _natural, write
 from autotune.leaderboard import Board
 from autotune.report import reasons, summary, table
+from autotune.report.naming import names
 from autotune.row import Row
 
 
@@ -74,7 +75,7 @@ def test_no_line_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mo
 def test_problems_of_one_name_are_told_apart_by_what_differs() -> None:
     sizes = [(q, b) for q in (512, 1024) for b in (1, 2)]
     boards = [problem("fwd", q_len=q, kv_len=q, batch=b) for q, b in sizes]
-    assert summary.names([*boards, problem("once", q_len=7), problem(None)]) == [
+    assert names([*boards, problem("once", q_len=7), problem(None)]) == [
         "fwd q_len=512 batch=1", "fwd q_len=512 batch=2",
         "fwd q_len=1024 batch=1", "fwd q_len=1024 batch=2",
         "once", "m=8 k=8",
@@ -83,9 +84,22 @@ def test_problems_of_one_name_are_told_apart_by_what_differs() -> None:
 
 def test_names_that_a_matrix_made_say_no_axis_twice_and_none_that_goes_with_another() -> None:
     boards = [problem(f"fwd q_len={q} kv_len={q} m=8", q_len=q, kv_len=q) for q in (512, 1024)]
-    assert summary.names(boards) == ["fwd q_len=512", "fwd q_len=1024"]
-    assert summary.names(boards[:1]) == ["fwd q_len=512 kv_len=512 m=8"]
-    assert summary.names([problem("a=b up=1")]) == ["a=b up=1"]
+    assert names(boards) == ["fwd q_len=512", "fwd q_len=1024"]
+    assert names(boards[:1]) == ["fwd q_len=512 kv_len=512 m=8"]
+    assert names([problem("a=b up=1")]) == ["a=b up=1"]
+
+
+def test_a_mask_that_a_matrix_numbers_is_named_by_its_kind() -> None:
+    def packed(name: str, mask: object) -> Board:
+        about = json.dumps({"shape": {"m": 8}, "options": {"mask": mask}, "dtype": "bfloat16"})
+        return board(compiled(1, 1.0, problem=about, problem_name=name, problem_key=str(mask)))
+
+    causal = packed("16K mask={causal:{}}", {"causal": {"offset": 0}})
+    two = packed("16K mask=#1", {"documents": {"lengths": [4, 4]}})
+    assert names([causal, two]) == ["16K mask=causal", "16K mask=2 documents"]
+    assert names([two]) == ["16K mask=2 documents"]
+    uneven = packed("16K mask=#2", {"documents": {"lengths": [2, 6]}})
+    assert names([two, uneven]) == ["16K mask=#1", "16K mask=#2"], "words tell them not"
 
 
 def test_problems_stand_in_the_order_of_their_sizes() -> None:

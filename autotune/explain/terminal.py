@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.explain.facts import SHARES, Explanation, Segment, without
-from autotune.report.table import options_on
+from autotune.report.facts import options_on
 from autotune.report.units import milliseconds
 from autotune.row import printable
 

@@ -10,6 +10,7 @@ from autotune import page
 from autotune.leaderboard import Board
 from autotune.page import Cell, Figure, Section
 from autotune.report import figures, heat_map, summary, table
+from autotune.report.naming import names
 from autotune.report.pairs import BackwardPair, backward_pairs, shared
 from autotune.report.units import milliseconds
 from autotune.row import Row
@@ -79,7 +80,7 @@ def _evidence(board: Board) -> str:
 
 def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
     rows: Rows = []
-    for board, name, anchor in zip(boards, summary.names(boards), anchors, strict=True):
+    for board, name, anchor in zip(boards, names(boards), anchors, strict=True):
         first, best, counts = board.rows[0], board.best, Counter(r.status for r in board.rows)
         ended = [
             _count(board.counts["ranked"]),
@@ -99,7 +100,7 @@ def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
 
 def _pairs(pairs: Sequence[BackwardPair], boards: Sequence[Board]) -> str:
     anchor = {id(board.best or board): f"p{i}" for i, board in enumerate(boards)}
-    name = dict(zip(anchor, summary.names(boards), strict=True))
+    name = dict(zip(anchor, names(boards), strict=True))
     rows: Rows = [
         [
             shared(name[id(pair.dq)], name[id(pair.dkv)]),

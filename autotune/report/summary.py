@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from autotune import stale
 from autotune.leaderboard import Board
 from autotune.report import reasons, table
+from autotune.report.naming import names
 from autotune.report.pairs import backward_pairs, shared
 from autotune.report.units import milliseconds
 from autotune.row import printable
@@ -151,51 +152,6 @@ def _counted(counts: Sequence[str]) -> str:
 
 def _padded(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
-
-
-def names(boards: Sequence[Board]) -> list[str]:
-    """A problem's name; its shape where it has none.
-
-    Of several of one name, kernel and device, with what tells them apart and no more: the names a
-    config's matrix makes say all axes of it.
-    """
-    alike: dict[tuple[str, str, str | None], list[Board]] = {}
-    for board in boards:
-        alike.setdefault(_named(board), []).append(board)
-    differing = {key: _differing(some) for key, some in alike.items() if len(some) > 1}
-    return [_name(board, differing.get(_named(board))) for board in boards]
-
-
-def _named(board: Board) -> tuple[str, str, str | None]:
-    """Kernel, device, and the name without what a matrix wrote behind it."""
-    first = board.rows[0]
-    words, facts = (first.problem_name or "").split(" "), table.facts(first)
-    while len(words) > 1 and words[-1] in {f"{k}={v}" for k, v in facts.items()}:
-        words.pop()
-    return first.kernel, first.device, " ".join(words) or None
-
-
-def _name(board: Board, differing: Sequence[str] | None) -> str:
-    first = board.rows[0]
-    if first.problem_name is None:
-        return table.shape(first)
-    if differing is None:
-        return first.problem_name
-    facts = table.facts(first)
-    return " ".join([_named(board)[2] or "", *(f"{k}={facts[k]}" for k in differing if k in facts)])
-
-
-def _differing(boards: Sequence[Board]) -> list[str]:
-    """What not all have alike; of several that go together (q_len and kv_len), the first."""
-    facts = [table.facts(board.rows[0]) for board in boards]
-    columns = {
-        k: tuple(f.get(k) for f in facts) for k in dict.fromkeys(k for f in facts for k in f)
-    }
-    shown: dict[tuple[str | None, ...], str] = {}
-    for key, values in columns.items():
-        if len(set(values)) > 1:
-            shown.setdefault(values, key)
-    return list(shown.values())
 
 
 PAIR = ("backward pass", "device", "dq", "dkv", "dq + dkv", "evidence", "MFU", "TFLOP/s")

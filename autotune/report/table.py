@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 from rich.cells import cell_len
@@ -14,7 +14,7 @@ from rich.table import Table
 from autotune import stale
 from autotune.device import DEVICES
 from autotune.leaderboard import Board
-from autotune.report import reasons
+from autotune.report import facts, reasons
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import milliseconds
 from autotune.row import Row, indistinguishable, printable
@@ -237,40 +237,7 @@ def title(board: Board) -> str:
     dtype where it is not bfloat16, so that no two problems of one shape look alike."""
     first = board.rows[0]
     name = f"{first.problem_name}: " if first.problem_name else ""
-    return printable(f"{name}{first.kernel} on {first.device} ({shape(first)})")
-
-
-def shape(row: Row) -> str:
-    """`m=4096 k=7168; float32 causal=true`: what a title has in brackets."""
-    axes = json.loads(row.problem)["shape"]
-    sizes = " ".join(f"{axis}={size}" for axis, size in axes.items())
-    told = [v if k == "dtype" else f"{k}={v}" for k, v in facts(row).items() if k not in axes]
-    return printable(f"{sizes}; {' '.join(told)}" if told else sizes)
-
-
-def facts(row: Row) -> dict[str, str]:
-    """What a problem is: its sizes, its dtype where it is not bfloat16, and of its options what is
-    on or has a value, as text."""
-    problem = json.loads(row.problem)
-    told = {axis: str(size) for axis, size in problem["shape"].items()}
-    dtype = problem.get("dtype") or "bfloat16"
-    if dtype != "bfloat16":
-        told["dtype"] = _option(dtype)
-    return told | options_on(problem.get("options") or {})
-
-
-def options_on(options: Mapping[str, object]) -> dict[str, str]:
-    """Of a problem's options what is on or has a value, as text."""
-    return {k: _option(v) for k, v in options.items() if _on(v)}
-
-
-def _on(value: object) -> bool:
-    return bool(value) and value not in ("none", {"full": {}})
-
-
-def _option(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return printable(f"{name}{first.kernel} on {first.device} ({facts.shape(first)})")
 
 
 _TIMES = {

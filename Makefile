@@ -23,7 +23,9 @@ results: $(VENV)/.installed
 	$(BIN)/autotune sweep configs/dsv3.yaml --jobs $(JOBS)
 	$(BIN)/autotune sweep configs/dsv3.yaml $(OTHERS) --trials 6 --jobs $(JOBS)
 	$(BIN)/autotune sweep $(KEPT) --device tpu7x $(OTHERS) --trials 6 --jobs $(JOBS)
-	$(BIN)/autotune sweep configs/long-context.yaml configs/attention-matrix.yaml --device tpu7x $(OTHERS) --trials 3 --jobs $(JOBS)
+	$(BIN)/autotune sweep configs/long-context.yaml --device tpu7x $(OTHERS) --trials 3 --jobs $(JOBS)
+	$(BIN)/autotune sweep configs/attention-matrix.yaml --device tpu7x --device v6e --trials 6 --jobs $(JOBS)
+	$(BIN)/autotune sweep configs/attention-matrix.yaml --device v5p --device v5e --trials 3 --jobs $(JOBS)
 
 gate: $(VENV)/.installed
 	$(BIN)/autotune gate tests/baselines --jobs $(JOBS)

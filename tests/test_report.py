@@ -199,6 +199,42 @@ def test_a_pair_of_unlike_evidence_is_not_added_up() -> None:
     assert backward_pairs([dq, dkv]) == []
 
 
+def test_dq_and_dkv_of_two_problems_are_no_pair() -> None:
+    dq, dkv = (
+        board(compiled(1, 2.0, kernel=f"flash_{half}", problem=f'{{"shape": {{"m": {m}}}}}'))
+        for half, m in (("dq", 8), ("dkv", 16))
+    )
+    assert backward_pairs([dq, dkv]) == []
+
+
+def test_json_says_of_a_problem_whether_it_is_stale() -> None:
+    old, new = (
+        compiled(1, 1.0, jax_version=version, kernel_fingerprint=None)
+        for version in ("0.0.1", None)
+    )
+    file = io.StringIO()
+    document.write_json([board(old), board(new)], top=None, file=file)
+    first, second = (p["stale"] for p in json.loads(file.getvalue())["problems"])
+    assert "jax 0.0.1 → " in first
+    assert second is None
+
+
+@pytest.mark.parametrize(("used_bytes", "told"), [(33_628_160, True), (32 << 20, False)])
+def test_vmem_over_the_limit_says_what_does_not_count(used_bytes: int, told: bool) -> None:
+    shown = text(board(compiled(1, 1.0), compiled(2, 2.0, vmem_compiled_bytes=used_bytes)))
+    assert ("VMEM over the limit: the compiler's internal scratch does not" in shown) == told
+
+
+def test_what_the_compiler_allocates_comes_before_the_model_s_sum() -> None:
+    row = compiled(1, 1.0, vmem_compiled_bytes=0, vmem_model_bytes=1 << 20)
+    assert table.vmem_bytes(row) == 0
+    assert table.vmem_bytes(replace(row, vmem_compiled_bytes=None)) == 1 << 20
+
+
+def test_one_candidate_is_one() -> None:
+    assert "1 candidate: 1 ranked  \n" in text(board(compiled(1, 1.0)))
+
+
 def test_json_is_one_document_with_objects_and_no_nan() -> None:
     file = io.StringIO()
     document.write_json([board(compiled(1, 1.0))], top=None, file=file)

@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 import pytest
 
 from autotune import page
+from autotune.device import DEVICES
 from autotune.leaderboard import Board, ranked
 from autotune.page import Cell, Section
 from autotune.report import figures, heat_map, html
@@ -95,6 +96,13 @@ def test_a_cell_with_a_candidate_that_fits_is_not_infeasible(board: Board) -> No
     assert cells["z"][1][0] is None, "a prediction of the model has no colour among compiled ones"
 
 
+def test_a_cell_has_the_least_latency_of_its_ranked_candidates(board: Board) -> None:
+    slower = row(256, 256, 100.0, config='{"bm": 256, "bn": 256, "bk": 1}')
+    shown = replace(board, rows=tuple(ranked([*board.rows, slower])))
+    of_blocks = next(fig for fig in heat_map.heat_maps(shown) if fig.name == "bm × bn")
+    assert of_blocks.data[0]["z"] == [[1.0, 0.30103], [None, 0.0]], "log10 of ms"
+
+
 def test_every_pair_of_tunables_has_a_heat_map_the_best_known_first(board: Board) -> None:
     rows = [
         replace(r, config=r.config[:-1] + f', "bk": {n % 2}}}') for n, r in enumerate(board.rows)
@@ -134,10 +142,10 @@ def test_the_funnel_counts_what_each_stage_let_through(board: Board) -> None:
     fig = figures.funnel(board)
     stages = dict(zip(fig.data[0]["y"], fig.data[0]["x"], strict=True))
     assert stages == {"candidates": 4, "legal and traced": 4, "fit by the model": 3, "compiled": 3}
-    refused = row(512, 512, None, status="oom", evidence="compiled")
-    fig = figures.funnel(replace(board, rows=(*board.rows, refused)))
+    refused = [row(512, 512, None, status=s, evidence="compiled") for s in ("oom", "unsupported")]
+    fig = figures.funnel(replace(board, rows=(*board.rows, *refused)))
     stages = dict(zip(fig.data[0]["y"], fig.data[0]["x"], strict=True))
-    assert (stages["compiled"], stages["accepted by the compiler"]) == (4, 3)
+    assert (stages["compiled"], stages["accepted by the compiler"]) == (5, 3)
 
 
 def test_a_roofline_says_that_its_points_count_executed_flops(board: Board) -> None:
@@ -148,6 +156,27 @@ def test_a_roofline_says_that_its_points_count_executed_flops(board: Board) -> N
     best = fig.data[2]
     assert best["name"] == "best (compiled)"
     assert (best["x"], best["y"]) == ([1000.0], [1.0]), "10⁹ FLOPs over 10⁶ bytes in 1 ms"
+
+
+def test_the_roof_is_the_device_s_bandwidth_up_to_its_peak(board: Board) -> None:
+    fig = figures.roofline(board)
+    assert fig is not None
+    (low, ridge, high), heights = fig.data[0]["x"], fig.data[0]["y"]
+    bytes_per_s = DEVICES["v6e"].hbm_bytes_per_s
+    assert heights == pytest.approx([low * bytes_per_s / 1e12, 920.0, 920.0])
+    assert ridge == pytest.approx(920e12 / bytes_per_s), "460 TFLOP/s are an MFU of 0.5"
+    assert low < ridge < high
+
+
+def test_the_winner_s_vmem_stands_under_its_limit(board: Board) -> None:
+    fig = figures.vmem(board)
+    assert fig is not None
+    assert {bar["name"]: bar["x"] for bar in fig.data} == {
+        "scratch": [2.0],
+        "input window 0": [1.0],
+    }
+    (line,) = fig.layout["shapes"]
+    assert (line["x0"], line["x1"]) == (32.0, 32.0)
 
 
 def many(board: Board, number: int = 14) -> list[Board]:

@@ -16,7 +16,7 @@ from autotune.cli.report import Format, _natural, write
 from autotune.leaderboard import Board
 from autotune.report import reasons, summary, table
 from autotune.report.naming import names
-from autotune.row import Row
+from autotune.row import STATUSES, Row
 
 
 def problem(name: str | None, latency_ms: float = 1.0, **sizes: int) -> Board:
@@ -48,6 +48,17 @@ def test_a_line_says_the_winner_its_figures_and_how_the_others_ended(
     assert names.endswith("spills  candidates  ranked  pruned  rejected  failed  winner")
     assert " ".join(up.split()) == "up 1.000 ms 4.00x 0.2% 2.0 3.0 / 32 7 5 2 1 1 1 bm=512"
     assert down.startswith("down  1.000 ms")
+
+
+def test_every_status_is_in_one_column() -> None:
+    fallen = [
+        row({"bm": i}, status=status, reason="no")
+        for i, status in enumerate(status for status in STATUSES if status != "ok")
+    ]
+    said = summary.ended(board(compiled(99, 1.0), *fallen))
+    assert dict(zip(summary.COUNTS, said, strict=True)) == {
+        "candidates": 8, "ranked": 1, "pruned": 1, "rejected": 2, "failed": 4,
+    }  # fmt: skip
 
 
 def test_where_the_counts_have_no_room_they_stand_beside_the_winner(
@@ -161,11 +172,11 @@ def test_a_dash_under_vs_default_has_a_line_that_says_why(
     fallen = row({"bm": 1}, status="oom", reason="VMEM", evidence="compiled", is_default=True)
     boards = [named(compiled(1, 1.0)), named(compiled(1, 1.0)), named(compiled(1, 1.0), fallen)]
     told = shown(boards, columns=140, many=True, monkeypatch=monkeypatch)
-    assert "  2 problems: no default: the kernel states none\n" in told
+    assert "  2 problems: no default: the kernel states none, or its row is not here\n" in told
     assert "  p2: default bm=1: VMEM\n" in told
     file = io.StringIO()
     table.write_markdown(boards[:1], top=5, file=file)
-    assert "no default: the kernel states none  \n" in file.getvalue()
+    assert "no default: the kernel states none, or its row is not here  \n" in file.getvalue()
 
 
 def test_reasons_beyond_the_three_most_common_kinds_are_counted() -> None:

@@ -12,7 +12,7 @@ from autotune.page import Cell, Figure, Section
 from autotune.report import figures, heat_map, summary, table
 from autotune.report.naming import names
 from autotune.report.pairs import BackwardPair, backward_pairs, shared
-from autotune.report.units import milliseconds
+from autotune.report.units import counted, milliseconds
 from autotune.row import Row
 
 MIB = 2**20
@@ -81,13 +81,8 @@ def _evidence(board: Board) -> str:
 def _overview(boards: Sequence[Board], anchors: Sequence[str]) -> Rows:
     rows: Rows = []
     for board, name, anchor in zip(boards, names(boards), anchors, strict=True):
-        first, best, counts = board.rows[0], board.best, Counter(r.status for r in board.rows)
-        ended = [
-            _count(board.counts["ranked"]),
-            _count(counts["pruned"]),
-            _count(counts["oom"] + counts["unsupported"]),
-            _count(sum(counts[s] for s in ("failed", "timeout", "crashed", "wrong"))),
-        ]
+        first, best = board.rows[0], board.best
+        ended = [_count(number) for number in summary.ended(board)[1:]]
         head = Cell(text=name, anchor=anchor, note=f"{first.kernel} on {first.device}")
         if best is None:
             rows.append([head, "–", "–", "none survived", *["–"] * 5, *ended])
@@ -122,9 +117,7 @@ def _pairs(pairs: Sequence[BackwardPair], boards: Sequence[Board]) -> str:
 def _figures(row: Row, board: Board) -> list[Cell]:
     """In the order of `FIGURES`."""
     gain = table.gain(row, board.default)
-    used = row.vmem_compiled_bytes or row.vmem_model_bytes
-    limit = row.vmem_limit_bytes
-    spills = None if row.spill_stores is None else (row.spill_loads or 0) + row.spill_stores
+    used, limit = table.vmem_bytes(row), row.vmem_limit_bytes
     return [
         Cell(text="–") if row.latency_ms is None
         else Cell(text=table.banded(row), order=row.latency_ms),
@@ -134,7 +127,7 @@ def _figures(row: Row, board: Board) -> list[Cell]:
         _amount(row.effective_tflops, ".1f"),
         _amount(None if used is None else used / MIB, ".1f"),
         _amount(None if limit is None else limit / MIB, ".0f"),
-        _amount(spills, ",d"),
+        _amount(table.spills(row), ",d"),
     ]  # fmt: skip
 
 
@@ -184,11 +177,9 @@ def _refused(board: Board) -> str:
     if not ended:
         return ""
     rows: Rows = [[status, reason, _count(n)] for (status, reason), n in ended.most_common()]
-    number = sum(ended.values())
-    summary = f"{number} candidate{'s' * (number > 1)} did not survive"
+    told = f"{counted(sum(ended.values()), 'candidate')} did not survive"
     header = ("status", "reason", "candidates")
-    reasons = page.table(header, rows, label=summary, limit=LIMIT)
-    return page.folded(summary, reasons)
+    return page.folded(told, page.table(header, rows, label=told, limit=LIMIT))
 
 
 def _count(number: int) -> Cell:

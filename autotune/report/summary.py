@@ -16,13 +16,15 @@ from autotune.leaderboard import Board
 from autotune.report import reasons, table
 from autotune.report.naming import names
 from autotune.report.pairs import backward_pairs, shared
-from autotune.report.units import milliseconds
+from autotune.report.units import counted, milliseconds
 from autotune.row import printable
 
 FEW = 12
 """Leaderboards that are told in full where nobody says otherwise; of more, a line each."""
 FIGURES = ("latency", "vs default", "MFU", "TFLOP/s", "VMEM MiB", "spills")
 COUNTS = ("candidates", "ranked", "pruned", "rejected", "failed")
+PRUNED, REJECTED = ("pruned",), ("oom", "unsupported")
+FAILED = ("failed", "timeout", "crashed", "wrong")
 
 
 def write_terminal(boards: Sequence[Board], *, many: bool, file: IO[str]) -> None:
@@ -49,18 +51,18 @@ def write_markdown(boards: Sequence[Board], *, file: IO[str]) -> None:
     header = ("problem", "kernel", "device", "evidence", *FIGURES, *COUNTS, "winner")
     rows = [
         (name, b.rows[0].kernel, b.rows[0].device, b.best.evidence if b.best else "–",
-         *_figures(b), *_counts(b), _winner(b))
+         *_figures(b), *map(str, ended(b)), _winner(b))
         for b, name in zip(boards, names(boards), strict=True)
     ]  # fmt: skip
     table.markdown(header, rows, file)
     if pairs := _pair_rows(boards):
         table.markdown(PAIR, pairs, file)
-    ended = [
+    remarks = [
         f"{about}: {'; '.join(said)}"
         for about, some in _alike(boards).items()
         if (said := [*reasons.common(some), *_remarks([(b, b.title) for b in some])])
     ]
-    for note in (*ended, *conventions(boards), *_notes(boards)):
+    for note in (*remarks, *conventions(boards), *_notes(boards)):
         print(f"{table.escaped(note)}  ", file=file)
 
 
@@ -115,8 +117,8 @@ def _about(board: Board) -> str:
 
 
 def _group(boards: Sequence[Board], names: Sequence[str], width: int) -> list[str]:
-    counts = [_counts(board) for board in boards]
-    rows = [(*_figures(b), *n) for b, n in zip(boards, counts, strict=True)]
+    counts = [ended(board) for board in boards]
+    rows = [(*_figures(b), *map(str, n)) for b, n in zip(boards, counts, strict=True)]
     longest = max(map(cell_len, names))
     figures = table.aligned([(*FIGURES, *COUNTS), *rows])
     roomy = longest + 2 + cell_len(figures[0]) <= width
@@ -145,9 +147,9 @@ def _wrapped(parts: Sequence[str], width: int) -> list[str]:
     return said
 
 
-def _counted(counts: Sequence[str]) -> str:
-    ended = ", ".join(f"{n} {s}" for n, s in zip(counts[1:], COUNTS[1:], strict=True) if n != "0")
-    return f"{counts[0]} candidates: {ended}"
+def _counted(counts: Sequence[int]) -> str:
+    told = ", ".join(f"{n} {s}" for n, s in zip(counts[1:], COUNTS[1:], strict=True) if n)
+    return f"{counted(counts[0], 'candidate')}: {told}"
 
 
 def _padded(text: str, width: int) -> str:
@@ -236,17 +238,14 @@ def _figures(board: Board) -> tuple[str, ...]:
     return (table.banded(best), versus, mfu, tflops, vmem.removesuffix(" MiB"), spills)
 
 
-def _counts(board: Board) -> tuple[str, ...]:
-    """In the order of `COUNTS`; a candidate that is in no other column was beyond the budget."""
-    ended = board.counts
-    numbers = (
-        ended["candidates"],
-        ended["ranked"],
-        ended.get("pruned", 0),
-        sum(ended.get(s, 0) for s in ("oom", "unsupported")),
-        sum(ended.get(s, 0) for s in ("failed", "timeout", "crashed", "wrong")),
+def ended(board: Board) -> tuple[int, ...]:
+    """Candidates in the order of `COUNTS`; one in no other column was beyond the budget."""
+    counts = board.counts
+    return (
+        counts["candidates"],
+        counts["ranked"],
+        *(sum(counts.get(s, 0) for s in group) for group in (PRUNED, REJECTED, FAILED)),
     )
-    return tuple(map(str, numbers))
 
 
 def _winner(board: Board) -> str:

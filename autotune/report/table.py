@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import IO
 
@@ -16,7 +17,7 @@ from autotune.device import DEVICES
 from autotune.leaderboard import Board
 from autotune.report import facts, reasons
 from autotune.report.pairs import backward_pairs
-from autotune.report.units import milliseconds
+from autotune.report.units import counted, milliseconds
 from autotune.row import Row, indistinguishable, printable
 
 HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
@@ -36,7 +37,7 @@ def cells(row: Row, default: Row | None, best: Row | None = None) -> tuple[str, 
         f"{row.mfu:.1%}" if row.mfu is not None else "–",
         f"{row.effective_tflops:.1f}" if row.effective_tflops is not None else "–",
         _vmem(row),
-        "–" if row.spill_stores is None else f"{(row.spill_loads or 0) + row.spill_stores}",
+        "–" if (spilled := spills(row)) is None else str(spilled),
         _versus(row, default),
     )
 
@@ -66,9 +67,9 @@ def caption(board: Board) -> list[str]:
     counts = board.counts
     words = _WORDS | ({"not_evaluated": "not timed"} if _timed(board) else {})
     ends = [f"{n} {words.get(s, s)}" for s, n in counts.items() if s != "candidates"]
-    lines = [f"{counts['candidates']} candidates: " + ", ".join(ends)]
+    lines = [f"{counted(counts['candidates'], 'candidate')}: " + ", ".join(ends)]
     lines += reasons.common([board]) if board.best else reasons.of_nothing_left(board)
-    lines += filter(None, (of_default(board), of_bandwidth(board)))
+    lines += filter(None, (of_default(board), of_bandwidth(board), _of_scratch(board)))
     if board.best is not None and board.best.timer in _TIMES:
         lines.append(_TIMES[board.best.timer])
     if board.best is not None and (reason := stale.reason(board.best)):
@@ -84,7 +85,7 @@ def of_default(board: Board) -> str | None:
     """Why there is no gain over the default, and what is known of it; None where it is ranked."""
     default = board.default
     if default is None:
-        return "no default: the kernel states none"
+        return "no default: the kernel states none, or its row is not here"
     if default.rank is not None:
         return None
     return f"default {blocks(default.config)}: {default.reason or _unranked(board)}"
@@ -104,6 +105,14 @@ def of_bandwidth(board: Board) -> str | None:
     bytes_per_s = best.hbm_bytes / best.latency_ms * 1e3
     share = bytes_per_s / device.hbm_bytes_per_s
     return f"the best moves {bytes_per_s / 1e9:,.0f} GB/s, {share:.0%} of the HBM's bandwidth"
+
+
+def _of_scratch(board: Board) -> str | None:
+    """Why a candidate that the compiler took has more VMEM than its limit."""
+    ranked = (r for r in board.rows if r.rank is not None)
+    if not any((vmem_bytes(r) or 0) > (r.vmem_limit_bytes or math.inf) for r in ranked):
+        return None
+    return "VMEM over the limit: the compiler's internal scratch does not count against it"
 
 
 def _unranked(board: Board) -> str:
@@ -256,8 +265,18 @@ def _timed(board: Board) -> bool:
     return board.best is not None and board.best.evidence == "measured"
 
 
+def vmem_bytes(row: Row) -> int | None:
+    """What the compiler allocates, the model's sum where nothing was compiled."""
+    return row.vmem_model_bytes if row.vmem_compiled_bytes is None else row.vmem_compiled_bytes
+
+
+def spills(row: Row) -> int | None:
+    """Loads and stores of spilled registers in the program text."""
+    return None if row.spill_stores is None else (row.spill_loads or 0) + row.spill_stores
+
+
 def _vmem(row: Row) -> str:
-    used = row.vmem_compiled_bytes if row.vmem_compiled_bytes is not None else row.vmem_model_bytes
+    used = vmem_bytes(row)
     if used is None or row.vmem_limit_bytes is None:
         return "–"
     return f"{used / MIB:.1f} / {row.vmem_limit_bytes / MIB:.0f} MiB"

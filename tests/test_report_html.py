@@ -62,6 +62,7 @@ def test_a_page_says_who_won_by_how_much_and_by_what_evidence(board: Board) -> N
     text = written([board])
     for part in ("bm=256 bn=256", "10.00×", "compiled", "1 candidate did not survive", "2·m·k·n"):
         assert part in text, f"the page lacks {part}"
+    assert '"3.0">3.0</td><td class=number data-order="32.0">32<' in text, "the compiler's VMEM"
     assert "up &lt;b&gt;" in text, "a problem's name is text, not markup"
     assert "up <b>" not in text
 

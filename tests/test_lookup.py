@@ -173,6 +173,8 @@ def test_a_users_kernel_goes_by_its_address_and_by_its_folders_name(tmp_path: Pa
 def test_problems_that_differ_in_one_option_are_told_apart(tmp_path: Path) -> None:
     store_flash(tmp_path, {"block_q": 1, "block_kv": 1})
     store_flash(tmp_path, {"block_q": 2, "block_kv": 2}, options={"logit_soft_cap": 30})
+    for folder in (tmp_path, *tmp_path.rglob("*")):  # so that all is answered from one reading
+        os.utime(folder, (1, 1))
     assert ask_flash(tmp_path)["block_q"] == 1
     assert ask_flash(tmp_path, {"logit_soft_cap": 30.0})["block_q"] == 2, "30.0 is 30"
     assert ask_flash(tmp_path, {"logit_soft_cap": None})["block_q"] == 1
@@ -256,6 +258,18 @@ def test_nearest_of_a_users_kernel_says_that_its_blocks_were_not_checked(tmp_pat
     told = found.found.reason or ""
     assert "whether its blocks suit the asked shape was not checked" in told
     assert "rows 1024 for 1000" in told
+
+
+def test_of_a_kernel_that_was_given_an_axis_each_problem_is_found_by_its_own(
+    tmp_path: Path,
+) -> None:
+    for shape, block in (({"rows": 8}, 1), ({"rows": 8, "columns": 4}, 2)):
+        store(tmp_path, row(problem("my.module:KERNEL", shape), {"block": block}, 1.0))
+    ask = partial(best_config, "my.module:KERNEL", device="v6e", results=tmp_path)
+    assert ask({"rows": 8}) == {"block": 1}
+    assert ask({"rows": 8, "columns": 4}) == {"block": 2}
+    assert ask({"rows": 8, "columns": 8}, on_miss="nearest") == {"block": 2}
+    assert ask({"rows": 16}, on_miss="nearest") == {"block": 1}
 
 
 def test_an_exact_result_comes_before_the_nearest(tmp_path: Path) -> None:
@@ -453,6 +467,16 @@ def test_a_damaged_board_that_is_mended_in_place_is_found(tmp_path: Path) -> Non
         ask()  # and is not told again
     path.write_bytes(content)
     assert ask()["bm"] == 512
+
+
+def test_a_source_of_one_file_is_read_again_once_it_has_a_best(tmp_path: Path) -> None:
+    about = problem("matmul", SHAPE)
+    path = store(tmp_path, row(about, {"bm": 1}, None, status="oom", reason="VMEM")).path
+    ask = partial(best_config, "matmul", SHAPE, device="v6e", results=path)
+    with pytest.raises(NoResultError):
+        ask()
+    store(tmp_path, row(about, {"bm": 2}, 1.0))
+    assert ask() == {"bm": 2}
 
 
 def test_a_board_written_over_in_place_is_read_again_and_no_other_is(

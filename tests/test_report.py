@@ -6,6 +6,7 @@ import io
 import json
 import os
 import resource
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -322,11 +323,13 @@ def test_a_leaderboard_is_not_written_over_by_what_is_said_of_it(
 
 
 def test_an_output_is_what_a_link_leads_to_a_pipe_or_a_device(
-    results: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, pipe = Path("link"), Path("pipe")
     link.symlink_to("page.csv")
     asked = ("report", "r", "--format", "csv", "--output")
+    assert call(capsys, *asked, "link") == (0, "", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert call(capsys, *asked, "link") == (0, "", "autotune: wrote link\n")
     assert link.is_symlink()
     os.mkfifo(pipe)

@@ -221,7 +221,8 @@ def opened(output: Path | None) -> Iterator[IO[str]]:
         content = file.getvalue().encode()
     with _naming(output):
         whole_file.write(output.resolve(), content)  # of a link, what it leads to
-    _complain(f"wrote {output}")
+    if sys.stderr.isatty():
+        _complain(f"wrote {output}")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from autotune.errors import printable as printable
+from autotune.errors import printable
 
 STATUSES = ("ok", "pruned", "oom", "unsupported", "failed", "timeout", "crashed", "wrong")
 EVIDENCE = ("model", "compiled", "measured")

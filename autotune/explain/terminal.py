@@ -9,10 +9,10 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
+from autotune.errors import printable
 from autotune.explain.facts import SHARES, Explanation, Segment, without
 from autotune.report.facts import options_on
 from autotune.report.units import milliseconds
-from autotune.row import printable
 
 MIB = 2**20
 INKS = "█▒▓░▚▞"

@@ -35,8 +35,8 @@ def _options() -> dict[str, Option]:
     """The function's own."""
 
     def window(value: Any) -> int | None:
-        if value is not None and why_no_size("", value):
-            raise ValueError("a whole number of keys from 1, or null")
+        if value is not None and (why_no_size("", value) or value >= 2**31):
+            raise ValueError("a whole number of keys from 1 and below 2^31, or null")
         return value  # type: ignore[no-any-return]
 
     return {

@@ -73,9 +73,9 @@ def window() -> Form:
     """A count of keys, or null."""
 
     def parse(value: Any) -> Any:
-        if value is None or (_is_whole(value) and value >= 1):
+        if value is None or (_is_whole(value) and 1 <= value < 2**31):
             return value
-        raise ValueError("a whole number of keys from 1, or null")
+        raise ValueError("a whole number of keys from 1 and below 2^31, or null")
 
     return Form(parse=parse)
 

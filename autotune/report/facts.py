@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from autotune.row import Row, printable
+from autotune.errors import printable
+from autotune.row import Row
 
 
 def shape(row: Row) -> str:

@@ -12,12 +12,12 @@ from typing import IO
 from rich.cells import cell_len
 
 from autotune import stale
+from autotune.errors import printable
 from autotune.leaderboard import Board
 from autotune.report import reasons, table
 from autotune.report.naming import names
 from autotune.report.pairs import backward_pairs, shared
 from autotune.report.units import counted, milliseconds
-from autotune.row import printable
 
 FEW = 12
 """Leaderboards that are told in full where nobody says otherwise; of more, a line each."""

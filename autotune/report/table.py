@@ -14,11 +14,12 @@ from rich.table import Table
 
 from autotune import stale
 from autotune.device import DEVICES
+from autotune.errors import printable
 from autotune.leaderboard import Board
 from autotune.report import facts, reasons
 from autotune.report.pairs import backward_pairs
 from autotune.report.units import counted, milliseconds
-from autotune.row import Row, indistinguishable, printable
+from autotune.row import Row, indistinguishable
 
 HEADER = ("rank", "blocks", "latency", "MFU", "TFLOP/s", "VMEM / limit", "spills", "vs default")
 MIB = 2**20

@@ -210,7 +210,7 @@ def test_dq_and_dkv_of_two_problems_are_no_pair() -> None:
 
 def test_json_says_of_a_problem_whether_it_is_stale() -> None:
     old, new = (
-        compiled(1, 1.0, jax_version=version, kernel_fingerprint=None)
+        compiled(1, 1.0, jax_version=version, libtpu_version=None, kernel_fingerprint=None)
         for version in ("0.0.1", None)
     )
     file = io.StringIO()

@@ -142,6 +142,21 @@ def test_a_refused_default_does_not_use_up_a_budget_of_one() -> None:
     assert [r.status for r in rows.values()] == ["unsupported", "ok"]
 
 
+@pytest.mark.parametrize("refused", [2, 5, 200])
+def test_refused_candidates_do_not_leave_the_default_as_the_only_one(refused: int) -> None:
+    statuses = iter(["ok", *["oom"] * refused])
+    evaluations = Evaluations(lambda c: next(statuses, "ok"))
+    rows = explore(space(range(1, 11)), evaluations, budget=Budget(trials=3), seed=0)
+    tried = ["ok", *["oom"] * refused, "ok"][: 3 + BATCH]
+    assert [r.status for r in rows.values()] == tried
+
+
+def test_a_budget_of_one_is_the_default_alone() -> None:
+    evaluations = Evaluations()
+    explore(space(range(1, 11)), evaluations, budget=Budget(trials=1), seed=0)
+    assert [c.config["bm"] for c in evaluations.done] == [1]
+
+
 def test_no_survivors_means_no_evaluation() -> None:
     evaluations = Evaluations()
     assert explore([], evaluations, budget=Budget(trials=30), seed=0) == {}

@@ -69,8 +69,9 @@ class Search:
         self._started = time.monotonic()
 
     def usable(self) -> bool:
-        """Whether any candidate so far could win."""
-        return any(row.status == "ok" for row in self.rows.values())
+        """Whether any candidate so far could win: beside the default, where others were tried."""
+        alone = len(self.rows) == 1
+        return any(r.status == "ok" and (alone or not c.is_default) for c, r in self.rows.items())
 
     def out_of_time(self) -> bool:
         """Whether `seconds` are over; never before the first candidate is known."""
@@ -82,7 +83,8 @@ class Search:
     def room(self) -> int:
         """How many more candidates the budget allows now.
 
-        A few more, one by one, while none was usable: a refused default must not be all there is.
+        A few more, one by one, while none was usable: a default, refused or not, beside nothing but
+        refused candidates must not be all there is.
         """
         left = self._budget.trials - len(self.rows)
         if left <= 0 and not self.usable():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import time
 from pathlib import Path
 
@@ -15,8 +16,8 @@ _PREFIX = ".autotune-"  # where others keep `.*.tmp` too, theirs are left alone
 def write(path: Path, content: bytes) -> None:
     """Replaces `path`, whose folder is made where there is none.
 
-    By a temporary file beside it, fsync and rename; what earlier writers left half written there
-    goes too.
+    By a temporary file beside it, of the old one's mode, fsync and rename; what earlier writers
+    left half written there goes too.
 
     Raises OSError; what was at `path` is then as it was.
     """
@@ -28,6 +29,8 @@ def write(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -104,8 +104,12 @@ PACKED = {"documents": {"lengths": [2048, 1024]}}
     [
         ({"causal": {"offset": 0}}, "causal"), ({"causal": {"offset": -8}}, "causal offset=-8"),
         (LOCAL, "local 4096"), ({"local": {"left": 0, "right": 7}}, "local left=0 right=7"),
-        ({"all": [{"causal": {"offset": 0}}, PACKED]}, "causal & 2 documents"),
-        ({"any": [{"all": [LOCAL, PACKED]}, LOCAL]}, "(local 4096 & 2 documents) or local 4096"),
+        ({"all": [{"causal": {"offset": 0}}, PACKED]}, "causal & documents 2048+1024"),
+        ({"documents": {"lengths": [8] * 5}}, "5 documents"),
+        (
+            {"any": [{"all": [LOCAL, PACKED]}, LOCAL]},
+            "(local 4096 & documents 2048+1024) or local 4096",
+        ),
         ({"all": [{"mine": {}}, PACKED]}, None), ({"sparse": 3}, None), ([], None), (7, None),
         ({"causal": 3}, None), ({"all": 3}, None),
     ],

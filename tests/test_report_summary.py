@@ -107,10 +107,24 @@ def test_a_mask_that_a_matrix_numbers_is_named_by_its_kind() -> None:
 
     causal = packed("16K mask={causal:{}}", {"causal": {"offset": 0}})
     two = packed("16K mask=#1", {"documents": {"lengths": [4, 4]}})
-    assert names([causal, two]) == ["16K mask=causal", "16K mask=2 documents"]
-    assert names([two]) == ["16K mask=2 documents"]
-    uneven = packed("16K mask=#2", {"documents": {"lengths": [2, 6]}})
-    assert names([two, uneven]) == ["16K mask=#1", "16K mask=#2"], "words tell them not"
+    assert names([causal, two]) == ["16K mask=causal", "16K mask=documents 4+4"]
+    assert names([two]) == ["16K mask=documents 4+4"]
+    many, uneven = (
+        packed(f"16K mask=#{n}", {"documents": {"lengths": lengths}})
+        for n, lengths in ((2, [2] * 8), (3, [1, 3] * 4))
+    )
+    assert names([two, many]) == ["16K mask=documents 4+4", "16K mask=8 documents"]
+    assert names([many, uneven]) == ["16K mask=#2", "16K mask=#3"], "words tell them not"
+
+
+def test_problems_without_names_that_words_do_not_tell_apart_have_their_keys() -> None:
+    def unnamed(key: str, lengths: list[int]) -> Board:
+        options = {"mask": {"documents": {"lengths": lengths}}}
+        about = json.dumps({"shape": {"m": 8}, "options": options, "dtype": "bfloat16"})
+        return board(compiled(1, 1.0, problem=about, problem_name=None, problem_key=key))
+
+    told = names([unnamed("m8-aa", [1] * 8), unnamed("m8-bb", [2] * 4 + [0] * 4)])
+    assert told == ["m=8; mask=8 documents aa", "m=8; mask=8 documents bb"]
 
 
 def test_problems_stand_in_the_order_of_their_sizes() -> None:

@@ -242,14 +242,18 @@ def _stream(output: Path) -> IO[str] | None:
     return None
 
 
-def _replacement(output: Path) -> io.StringIO:
-    """Raises OSError as opening `output` for writing would, InputError for a leaderboard."""
-    if output.exists():
-        if not os.access(output, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+def _replacement(output: Path) -> IO[str]:
+    """Where text is collected; `output` itself where nothing can be put beside it.
+
+    Raises OSError as opening `output` for writing would, InputError for a leaderboard.
+    """
+    folder = output.resolve().parent
+    os.listdir(folder)
+    exists, beside = output.exists(), os.access(folder, os.W_OK)
+    if not os.access(output, os.W_OK) if exists else not beside:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if exists:
         with output.open("rb") as file:
             if file.read(4) == b"PAR1":
                 raise InputError(f"--output {output} is not allowed; that is a leaderboard")
-    else:
-        output.resolve().parent.stat()
-    return io.StringIO()
+    return io.StringIO() if beside else output.open("w", encoding="utf-8")

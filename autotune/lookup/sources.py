@@ -27,7 +27,7 @@ def source_of(results: str | Path | None) -> str:
     Raises InputError for what is no path.
     """
     if results is not None:
-        if not isinstance(results, str | os.PathLike):
+        if not isinstance(results, str | os.PathLike) or not os.fspath(results):
             raise InputError(f"results: {shown(results)} is not allowed; a folder, or its name")
         return os.fspath(results)
     return os.environ.get(VARIABLE) or DEFAULT

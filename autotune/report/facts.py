@@ -55,7 +55,8 @@ def mask(value: object) -> str | None:
     if name not in ("full", "causal", "local", "documents") or not isinstance(body, dict):
         return None
     if isinstance(lengths := body.get("lengths"), list):
-        return f"{len(lengths)} documents"
+        few = "+".join(map(str, lengths))
+        return f"documents {few}" if len(lengths) <= 4 else f"{len(lengths)} documents"
     sizes = {k: v for k, v in body.items() if v is not None and (k, v) != ("offset", 0)}
     if set(sizes) == {"left"}:
         return f"{name} {sizes['left']}"

@@ -24,9 +24,15 @@ def names(boards: Sequence[Board]) -> list[str]:
     told = [_name(board, differing.get(_named(board))) for board in boards]
     taken = Counter((_named(board), name) for board, name in zip(boards, told, strict=True))
     return [
-        name if taken[_named(board), name] == 1 else board.rows[0].problem_name or name
+        name if taken[_named(board), name] == 1 else _unlike(board, name)
         for board, name in zip(boards, told, strict=True)
     ]
+
+
+def _unlike(board: Board, name: str) -> str:
+    """For what words in brief do not tell apart, as two lists of many documents."""
+    first = board.rows[0]
+    return first.problem_name or f"{name} {first.problem_key.rpartition('-')[2]}"
 
 
 def _named(board: Board) -> _Named:

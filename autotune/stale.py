@@ -13,7 +13,12 @@ from autotune.row import Row
 
 
 def reason(row: Row) -> str | None:
-    """Why a stored row may no longer hold here, in one line; None where nothing changed.
+    """`stale: ` and the `changes`; None where nothing changed."""
+    return f"stale: {told}" if (told := changes(row)) else None
+
+
+def changes(row: Row) -> str | None:
+    """What changed since a stored row was made, in one line; None where nothing did.
 
     A package or kernel that is not installed here says nothing about the row.
     """
@@ -21,11 +26,11 @@ def reason(row: Row) -> str | None:
     today = _fingerprint(row.kernel)
     if today and row.kernel_fingerprint and today != row.kernel_fingerprint:
         changed.append("the kernel's source changed")
-    return "stale: " + ", ".join(changed) if changed else None
+    return ", ".join(changed) or None
 
 
 def outdated(row: Row) -> str | None:
-    """As `reason`, of other releases of jax or libtpu only, and without reading any source.
+    """As `changes`, of other releases of jax or libtpu only, and without reading any source.
 
     A release is a version up to its first number that is not 0, as semantic versioning has it:
     jax 0.10.2 and 0.10.3 are one release, libtpu 0.0.42.1 and 0.0.43 are two.
@@ -35,7 +40,7 @@ def outdated(row: Row) -> str | None:
         for package, made, here in _versions(row)
         if _release(made) != _release(here)
     ]
-    return "stale: " + ", ".join(changed) if changed else None
+    return ", ".join(changed) or None
 
 
 def _versions(row: Row) -> Iterator[tuple[str, str, str]]:

@@ -250,7 +250,7 @@ def _replacement(output: Path) -> IO[str]:
     folder = output.resolve().parent
     os.listdir(folder)
     exists, beside = output.exists(), os.access(folder, os.W_OK)
-    if not os.access(output, os.W_OK) if exists else not beside:
+    if not os.access(output if exists else folder, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if exists:
         with output.open("rb") as file:

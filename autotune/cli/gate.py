@@ -7,12 +7,17 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli.app import Jobs, Timeout, Until, app, positive, progress_bars
 from autotune.errors import AutotuneError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autotune.gate.verdict import Verdict
 
 INCONCLUSIVE = 3
 """As `gate.verdict` has it, whose import may be the very thing that failed."""
@@ -86,11 +91,7 @@ def gate(
         )
         with progress_bars() as bars:
             verdicts = gates.check(baseline, request, jobs=jobs, timeout_s=timeout, progress=bars)
-        as_json = format is GateFormat.json
-        writer = gates.write_json if as_json else gates.write_table
-        writer(verdicts, sys.stdout)
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            gates.annotate(verdicts, sys.stderr if as_json else sys.stdout)
+        _tell(verdicts, as_json=format is GateFormat.json)
         status = gates.exit_status(verdicts)
     except (AutotuneError, OSError):
         raise
@@ -98,3 +99,12 @@ def gate(
         traceback.print_exc()
         status = INCONCLUSIVE
     raise typer.Exit(status)
+
+
+def _tell(verdicts: Sequence[Verdict], *, as_json: bool) -> None:
+    from autotune import gate as gates
+
+    writer = gates.write_json if as_json else gates.write_table
+    writer(verdicts, sys.stdout)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        gates.annotate(verdicts, sys.stderr if as_json else sys.stdout)

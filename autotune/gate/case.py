@@ -164,7 +164,7 @@ class Case:
             today_ms=finding.today_ms,
             output=self.output,
             checked=self.checked,
-            stale=(stale.reason(best) or "").removeprefix("stale: ") or None,
+            stale=stale.changes(best),
             updated=updated,
         )
 

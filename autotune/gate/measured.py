@@ -15,7 +15,7 @@ from autotune.gate import samples
 from autotune.gate.samples import Samples
 from autotune.gate.verdict import INCONCLUSIVE, REGRESSION, Finding
 from autotune.leaderboard import Board
-from autotune.measure.record import METHOD, Measured
+from autotune.measure.record import METHOD, Measured, usable
 from autotune.measure.replay import Replay
 from autotune.measure.stage import Measurer
 from autotune.measure.tpu import TpuMeasurer
@@ -23,9 +23,6 @@ from autotune.problem import Problem
 from autotune.row import Row
 
 Records = Mapping[Candidate, Measured]
-_TIMES_MS = 1e-9, 1e12
-"""A picosecond to thirty years: what lies beyond, or is no number, is no time of a run, and ratios
-of what lies within are numbers."""
 
 
 def opener(replay: Path | None) -> Callable[[str], Measurer | str]:
@@ -106,11 +103,10 @@ def compare(board: Board, records: Records, *, tolerance: float) -> Finding:
 
 def _no_time(*taken_ms: Sequence[float]) -> str | None:
     """In words, the first of the samples that is none: not finite, not above 0."""
-    low, high = _TIMES_MS
-    for ms in itertools.chain(*taken_ms):
-        if not low <= ms <= high:  # not a number is neither
-            return f"{ms:g} ms is no time of a run; a finite number above 0 is"
-    return None
+    wrong = (ms for ms in itertools.chain(*taken_ms) if not usable([ms]))
+    return next(
+        (f"{ms:g} ms is no time of a run; a finite number above 0 is" for ms in wrong), None
+    )
 
 
 def _unlike(best: Row, today: Measured) -> str | None:

@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 
 from autotune.candidate import Scalar
 from autotune.errors import InputError
-from autotune.kernels.base import Option, flag, number
+from autotune.kernels.options import Option, flag, number
 from autotune.problem import Problem
 
 AXES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim_qk", "head_dim_v")

@@ -20,6 +20,10 @@ from autotune import device as devices
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import AutotuneError, InputError, KernelError, UnknownNameError, shown
+from autotune.kernels.options import Option as Option  # users' kernels take all four from here
+from autotune.kernels.options import choice as choice
+from autotune.kernels.options import flag as flag
+from autotune.kernels.options import number as number
 from autotune.kernels.registry import REGISTRY, place_of
 from autotune.problem import MAX_AXIS, Problem
 
@@ -41,17 +45,6 @@ class Tunable:
 
     values: tuple[Scalar, ...]
     check: Callable[[Scalar], str | None] = lambda value: None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
-    """One option of a kernel: its default, and a check that says what is allowed.
-
-    `parse` returns the normalised JSON value or raises ValueError(what is allowed).
-    """
-
-    default: Any = None
-    parse: Callable[[Any], Any] = lambda value: value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,48 +255,6 @@ def _checked_dtype(kernel: Kernel, device: Device, dtype: str) -> str:
             path=("dtype",),
         )
     return dtype
-
-
-def flag(default: bool = False) -> Option:
-    """An option that is true or false."""
-
-    def parse(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError("true or false")
-        return value
-
-    return Option(default=default, parse=parse)
-
-
-def choice(default: str | None, *names: str) -> Option:
-    """An option that is one of `names`, or null where `default` is None."""
-
-    def parse(value: Any) -> str | None:
-        if value in names or (value is None and default is None):
-            return value  # type: ignore[no-any-return]
-        raise ValueError("one of " + ", ".join(names))
-
-    return Option(default=default, parse=parse)
-
-
-def number(*, positive: bool) -> Option:
-    """An option that is a finite number, or null for off.
-
-    `positive`: zero is off, less is an error.
-    """
-
-    def parse(value: Any) -> float | None:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("a finite number, or null")
-        if not -sys.float_info.max <= value <= sys.float_info.max:
-            raise ValueError("a finite number, or null")
-        if positive and value < 0:
-            raise ValueError("a positive number, or 0 or null for off")
-        return None if positive and value == 0 else float(value)
-
-    return Option(parse=parse)
 
 
 def load(name: str, *, beside: str | None = None) -> Kernel:

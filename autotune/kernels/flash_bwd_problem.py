@@ -29,8 +29,9 @@ from autotune.kernels.attention import (
     clamp_block,
 )
 from autotune.kernels.attention_inputs import gain_of
-from autotune.kernels.base import Option, Tunable, choice, flag
+from autotune.kernels.base import Tunable
 from autotune.kernels.flash_bwd import abstract
+from autotune.kernels.options import Option, choice, flag
 from autotune.problem import Problem
 
 _MAJOR, _MINOR = (512, 1024, 2048, 4096), (512, 1024)

@@ -21,12 +21,13 @@ from autotune.candidate import Config
 from autotune.device import Device
 from autotune.kernels import anchored_softmax as softmax
 from autotune.kernels import attention as at
-from autotune.kernels import attention_inputs, flash_fwd_kernel, reference
+from autotune.kernels import flash_fwd_kernel, reference
 from autotune.kernels.attention import LANES, AttentionShape
-from autotune.kernels.base import Call, Kernel, Tunable, choice, flag, number
-from autotune.kernels.flash_fwd_call import Outputs, keywords, operands, plan_entries
+from autotune.kernels.base import Call, Kernel, Tunable
+from autotune.kernels.flash_fwd_call import Outputs, inputs, keywords, operands, plan_entries
 from autotune.kernels.flash_fwd_plan import Plan, Refs
 from autotune.kernels.matmul_space import limit_reason, vmem_limit_tunable
+from autotune.kernels.options import choice, flag, number
 from autotune.problem import Problem
 
 OUT_DTYPES = ("bfloat16", "float32")
@@ -289,7 +290,7 @@ KERNEL = Kernel(
     illegal=illegal,
     canonical=canonical,
     default=default,
-    inputs=attention_inputs.inputs,
+    inputs=inputs,
     reference=reference.flash_fwd,
     # The anchors' check depends on the data; logits of `inputs` do not leave its range.
     scope_counts=lambda problem, config: {"rescale_step": 0},

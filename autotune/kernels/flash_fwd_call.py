@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from autotune import device as devices
 from autotune.kernels import attention as at
 from autotune.kernels.attention import At, AttentionShape
+from autotune.kernels.attention_inputs import draw, gain_of
 from autotune.kernels.flash_fwd_plan import SoftmaxPlan
 from autotune.problem import Problem
 
@@ -51,6 +52,11 @@ def operands(problem: Problem) -> tuple[jax.ShapeDtypeStruct, ...]:
         abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_qk), dtype),
         abstract((s.batch, s.kv_heads, s.kv_len, s.head_dim_v), dtype),
     )
+
+
+def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
+    """q, k, v of forward kernels: standard normals, q times `logit_gain`."""
+    return draw(key, arrays=operands(problem), scale=gain_of(problem))
 
 
 def plan_entries(

@@ -16,8 +16,9 @@ import numpy as np
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
 from autotune.errors import InputError
-from autotune.kernels.base import Call, Kernel, Option, Tunable, choice, flag
+from autotune.kernels.base import Call, Kernel, Tunable
 from autotune.kernels.jax_blocks import clamped
+from autotune.kernels.options import Option, choice, flag, row_counts
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
@@ -32,21 +33,10 @@ FLOP_CONVENTION = (
 def options() -> dict[str, Option]:
     """`group_sizes` null is an even split; `out_dtype` null is the function's own default."""
     return {
-        "group_sizes": Option(parse=_parse_sizes),
+        "group_sizes": row_counts(),
         "transpose_rhs": flag(),
         "out_dtype": choice(None, "bfloat16", "float32"),
     }
-
-
-def _parse_sizes(value: Any) -> list[int] | None:
-    if value is None:
-        return None
-    whole = isinstance(value, list | tuple) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
-    )
-    if not whole or not value:
-        raise ValueError("a list of whole numbers of at least 0, one a group, or null")
-    return list(value)
 
 
 def group_sizes(problem: Problem) -> tuple[int, ...]:

@@ -22,10 +22,11 @@ from autotune.kernels import jax_blocks as blocks
 from autotune.kernels import reference as references
 from autotune.kernels import top_left
 from autotune.kernels.attention import LANES, AttentionShape, check_heads
-from autotune.kernels.base import Call, Kernel, Tunable, flag
+from autotune.kernels.attention_inputs import draw
+from autotune.kernels.base import Call, Kernel, Tunable
 from autotune.kernels.flash_bwd_problem import draw_backward
-from autotune.kernels.jax_inputs import draw, sm_scale
 from autotune.kernels.masks import Causal, Full, Intervals, Mask
+from autotune.kernels.options import factor, flag
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
@@ -192,7 +193,7 @@ FLASH = Kernel(
     flop_convention="QKᵀ and PV: 2·(d + dv) per visible (query, key) pair and head",
     options={
         "causal": flag(),
-        "sm_scale": sm_scale(),
+        "sm_scale": factor(),
         "segment_ids": flag(),
         "save_residuals": flag(),
     },
@@ -253,7 +254,7 @@ def _backward(name: str, names: tuple[str, ...], function: str) -> dict[str, Any
         "axes": at.AXES,
         "axis_defaults": at.AXIS_DEFAULTS,
         "build": build,
-        "options": {"causal": flag(), "sm_scale": sm_scale()},
+        "options": {"causal": flag(), "sm_scale": factor()},
         "check": _check,
         "canonical": _canonical,
         "default": _default(names),

@@ -15,8 +15,9 @@ import numpy as np
 
 from autotune.candidate import Config, Scalar
 from autotune.device import Device
-from autotune.kernels.base import Call, Kernel, Tunable, choice
+from autotune.kernels.base import Call, Kernel, Tunable
 from autotune.kernels.jax_blocks import clamped
+from autotune.kernels.options import choice
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct

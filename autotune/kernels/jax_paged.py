@@ -18,9 +18,9 @@ from autotune.device import Device
 from autotune.kernels import jax_blocks as blocks
 from autotune.kernels import jax_pages as pages
 from autotune.kernels import reference as references
-from autotune.kernels.attention_inputs import logit_gain
-from autotune.kernels.base import Call, Kernel, Tunable, number
-from autotune.kernels.jax_inputs import draw
+from autotune.kernels.attention_inputs import draw, logit_gain
+from autotune.kernels.base import Call, Kernel, Tunable
+from autotune.kernels.options import number
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct

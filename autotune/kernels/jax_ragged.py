@@ -20,11 +20,11 @@ from autotune.device import Device
 from autotune.errors import InputError
 from autotune.kernels import jax_pages as pages
 from autotune.kernels import reference as references
-from autotune.kernels.attention_inputs import logit_gain
-from autotune.kernels.base import Call, Kernel, Option, Tunable, number
+from autotune.kernels.attention_inputs import draw, logit_gain
+from autotune.kernels.base import Call, Kernel, Tunable
 from autotune.kernels.jax_blocks import why_no_size
-from autotune.kernels.jax_inputs import draw, sm_scale
 from autotune.kernels.matmul_space import vmem_limit_tunable
+from autotune.kernels.options import Option, factor, key_count, number
 from autotune.problem import Problem
 
 abstract: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
@@ -33,15 +33,9 @@ QUERIES = (8, 16, 32, 64, 128)
 
 def _options() -> dict[str, Option]:
     """The function's own."""
-
-    def window(value: Any) -> int | None:
-        if value is not None and (why_no_size("", value) or value >= 2**31):
-            raise ValueError("a whole number of keys from 1 and below 2^31, or null")
-        return value  # type: ignore[no-any-return]
-
     return {
-        "sm_scale": sm_scale(),
-        "sliding_window": Option(parse=window),
+        "sm_scale": factor(),
+        "sliding_window": key_count(),
         "soft_cap": number(positive=True),
     }
 

@@ -22,9 +22,8 @@ from autotune.kernels import attention as at
 from autotune.kernels import jax_splash_space as space
 from autotune.kernels import reference as references
 from autotune.kernels.attention import AttentionShape
-from autotune.kernels.attention_inputs import logit_gain
+from autotune.kernels.attention_inputs import draw, logit_gain
 from autotune.kernels.base import Call, Kernel
-from autotune.kernels.jax_inputs import draw
 from autotune.kernels.jax_masks import jax_mask
 from autotune.kernels.masks import Mask
 from autotune.kernels.top_left import rows_of

@@ -14,7 +14,8 @@ from autotune.errors import InputError
 from autotune.kernels import jax_blocks as blocks
 from autotune.kernels import masks, top_left
 from autotune.kernels.attention import LANES, AttentionShape, check_heads
-from autotune.kernels.base import Option, Tunable, flag, number
+from autotune.kernels.base import Tunable
+from autotune.kernels.options import Option, attention_mask, flag, number
 from autotune.problem import Problem
 
 FORWARD = ("block_q", "block_kv", "block_kv_compute")
@@ -33,7 +34,7 @@ def options() -> dict[str, Option]:
     """
     return {
         "grad": flag(),
-        "mask": Option(default={"causal": {"offset": 0}}, parse=masks.parse),
+        "mask": attention_mask(),
         "attn_logits_soft_cap": number(positive=True),
         "segment_ids": flag(),
         "save_residuals": flag(),

@@ -25,8 +25,9 @@ from autotune.errors import InputError
 from autotune.kernels import matmul_space as space
 from autotune.kernels import reference
 from autotune.kernels.attention import LANES, round_up
-from autotune.kernels.base import Call, Kernel, choice, flag
+from autotune.kernels.base import Call, Kernel
 from autotune.kernels.matmul_space import MOST_WINDOW_BUFFERS, BlockSizes
+from autotune.kernels.options import choice, flag
 from autotune.problem import Problem
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")

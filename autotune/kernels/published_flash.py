@@ -20,7 +20,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from autotune.candidate import Config
 from autotune.kernels import attention
-from autotune.kernels.base import Call, Kernel, Option, Tunable, choice, number
+from autotune.kernels.base import Call, Kernel, Tunable
+from autotune.kernels.options import Option, choice, number
 from autotune.problem import Problem
 
 LANES = 128

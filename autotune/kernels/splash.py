@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from autotune.candidate import Config
 from autotune.kernels import attention as at
-from autotune.kernels import attention_inputs
+from autotune.kernels import flash_fwd_call
 from autotune.kernels import reference as references
 from autotune.kernels import splash_codes as codes
 from autotune.kernels import splash_space as space
@@ -253,7 +253,7 @@ def build(problem: Problem, config: Config) -> Call:
 
 def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
     """As of `flash_fwd`; ids of packed documents of about 1/8 of the keys, the last one padding."""
-    arrays = attention_inputs.inputs(problem, key)
+    arrays = flash_fwd_call.inputs(problem, key)
     ids = problem.options["segment_ids"]
     return (*arrays, *_draw_ids(key, shape=AttentionShape.of(problem))) if ids else arrays
 

@@ -17,9 +17,10 @@ from autotune.kernels.attention import (
     check_heads,
     check_shift_option,
 )
-from autotune.kernels.base import Option, Tunable, choice, flag, number
+from autotune.kernels.base import Tunable
 from autotune.kernels.mask_table import MaskTable, table_of
 from autotune.kernels.matmul_space import limit_reason
+from autotune.kernels.options import Option, attention_mask, choice, flag, number
 from autotune.problem import Problem
 
 BLOCKS = ("block_q", "block_kv", "block_q_compute", "block_kv_compute")
@@ -65,7 +66,7 @@ def options() -> dict[str, Option]:
     """
     shared = {k: o for k, o in attention_options().items() if k != "causal"}
     return {
-        "mask": Option(default={"causal": {"offset": 0}}, parse=masks.parse),
+        "mask": attention_mask(),
         "segment_ids": flag(),
         **shared,
         "max_logit_const": number(positive=False),

@@ -19,13 +19,14 @@ import numpy as np
 from autotune.candidate import Config
 from autotune.errors import InputError
 from autotune.kernels import attention as at
-from autotune.kernels import masks, tokamax_masks, top_left
 from autotune.kernels import reference as references
+from autotune.kernels import tokamax_masks, top_left
 from autotune.kernels import tokamax_splash_data as data
 from autotune.kernels import tokamax_splash_space as space
 from autotune.kernels.attention import AttentionShape
-from autotune.kernels.attention_inputs import logit_gain
-from autotune.kernels.base import Call, Kernel, Option, choice, flag, number
+from autotune.kernels.attention_inputs import draw, logit_gain
+from autotune.kernels.base import Call, Kernel
+from autotune.kernels.options import Option, attention_mask, choice, flag, number
 from autotune.kernels.tokamax_splash_space import library
 from autotune.problem import Problem
 
@@ -36,7 +37,7 @@ LAYOUTS = ("bthd", "bhtd")
 def options() -> dict[str, Option]:
     """`pass` is null for the forward pass; `scale` null is 1/sqrt(head_dim_qk)."""
     return {
-        "mask": Option(default={"causal": {"offset": 0}}, parse=masks.parse),
+        "mask": attention_mask(),
         "residuals": flag(),
         "grad": flag(),
         "pass": choice(None, "backward"),
@@ -167,17 +168,12 @@ def inputs(problem: Problem, key: jax.Array) -> tuple[jax.Array, ...]:
     """Standard normals, q times `logit_gain`; for `pass: backward` out and lse are what a forward
     pass leaves."""
     s, opts = AttentionShape.of(problem), problem.options
-    shapes = _arguments(problem)[:4]
-    keys = jax.random.split(key, 4)
-    q, k, v, dout = (
-        jax.random.normal(each, a.shape, a.dtype) for each, a in zip(keys, shapes, strict=True)
-    )
     scale = s.scale(opts["scale"])
     # q · scale is rounded to bf16, and gradients are made from a rounded output: at 4 these errors
     # alone are more than is allowed.
     most = 1.5 if space.has_backward(problem) else 2.5
     gain = logit_gain(opts["attn_logits_soft_cap"], scale * s.head_dim_qk**0.5, most=most)
-    q = (q * gain).astype(q.dtype)
+    q, k, v, dout = draw(key, arrays=_arguments(problem)[:4], scale=gain)
     if not space.has_backward(problem):
         return q, k, v
     if opts["grad"]:

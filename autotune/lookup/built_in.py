@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import device as devices
-from autotune.lookup.option_forms import Form, choice, factor, flag, mask, number, sizes, window
+from autotune.kernels.options import (
+    Option,
+    attention_mask,
+    choice,
+    factor,
+    flag,
+    key_count,
+    number,
+    row_counts,
+)
 
 PAGES, GROUP = "pages a sequence", "q heads a kv head"
 """Axes that follow from others, and that some tunable is a block of."""
@@ -56,7 +65,7 @@ class Facts:
     """
 
     axes: tuple[str, ...]
-    options: Mapping[str, Form]
+    options: Mapping[str, Option]
     blocks: Mapping[str, Block]
     axis_defaults: Mapping[str, int] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
@@ -64,7 +73,7 @@ class Facts:
 
     def filled_in(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """`options` with those left out at their defaults."""
-        return {**{name: form.default for name, form in self.options.items()}, **options}
+        return {**{name: option.default for name, option in self.options.items()}, **options}
 
 
 def size_of(axis: str, shape: Mapping[str, int]) -> int | None:
@@ -123,7 +132,7 @@ _FLASH: dict[str, Any] = {"axes": _AXES, "axis_defaults": {"batch": 1}}
 _CAUSAL = {"causal": flag(), "sm_scale": factor()}
 _GMM = Facts(
     axes=("groups", "m", "k", "n"),
-    options={"group_sizes": sizes(), "transpose_rhs": flag(), "out_dtype": _BF16_OR_F32},
+    options={"group_sizes": row_counts(), "transpose_rhs": flag(), "out_dtype": _BF16_OR_F32},
     blocks={
         "tile_m": Block(axis="m", tile=8),
         "tile_k": Block(axis="k", tile=128),
@@ -155,7 +164,7 @@ BUILT_IN: dict[str, Facts] = {
     "flash_dkv": Facts(options=_BACKWARD, **{**_OWN, "blocks": _MAJOR}),
     "splash": Facts(
         options={
-            "mask": mask(),
+            "mask": attention_mask(),
             "segment_ids": flag(),
             "scale": _OFF_AT_0,
             "logit_soft_cap": _OFF_AT_0,
@@ -170,7 +179,7 @@ BUILT_IN: dict[str, Facts] = {
     "jax.splash": Facts(
         options={
             "grad": flag(),
-            "mask": mask(),
+            "mask": attention_mask(),
             "attn_logits_soft_cap": _OFF_AT_0,
             "segment_ids": flag(),
             "save_residuals": flag(),
@@ -210,7 +219,7 @@ BUILT_IN: dict[str, Facts] = {
     "jax.ragged_paged_attention": Facts(
         axes=(*_PAGED, "q_len"),
         axis_defaults={"batch": 1, "q_len": 1, "page_size": 16},
-        options={"sm_scale": factor(), "sliding_window": window(), "soft_cap": _OFF_AT_0},
+        options={"sm_scale": factor(), "sliding_window": key_count(), "soft_cap": _OFF_AT_0},
         blocks={"num_kv_pages_per_block": Block(axis=PAGES, parts=True)},
     ),
     "jax.matmul": Facts(
@@ -225,7 +234,7 @@ BUILT_IN: dict[str, Facts] = {
     "jax.gmm": _GMM,
     "tokamax.splash": Facts(
         options={
-            "mask": mask(),
+            "mask": attention_mask(),
             "residuals": flag(),
             "grad": flag(),
             "pass": choice(None, "backward"),
